@@ -44,6 +44,7 @@ _FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+WARP = {"num_warps": 1, "maxnreg": 128}
 TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
@@ -67,12 +68,13 @@ FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
-        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "CLIP": s == 1, "G": 128, "PER": per}
+        {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "FINDS": s in (7, 127), "WHOLE": per == 8,
+         "CLIP": s == 1, "G": 128, "PER": per}
         for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8),
                                   (32767, 16, MANY, 8))
     ]),
     "kernels.levels._dequantize_sum": ({}, [
-        {"S": s, "BITS": bits, **how, "TILE": 1024}
+        {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "TILE": 1024}
         for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL), (200, 9, ALL), (9999, 15, SUM), (127, 8, SUM), (3, 3, SUM))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
@@ -86,20 +88,22 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
-        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "G": 128, "PER": 5 if rule == 3 else 8}
-        for how in (MANY, ONE) for rule in range(4)
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "G": 128, "PER": 5 if rule == 3 else 8}
+        for how, block in ((MANY, 4096), (ONE, 256)) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
-        {"RULE": rule, "MAJORITY": rule != 1, **how, "TILE": 1024} for how in (ALL, SUM) for rule in range(4)
+        {"RULE": rule, "MAJORITY": rule != 1, **how, "block": block, "TILE": 1024}
+        for how, block in ((ALL, 4096), (SUM, 256)) for rule in range(4)
     ]),
-    "kernels.codebook._encode": ({}, [{**how, "TILE": 1024} for how in (MANY, ONE, BARE)]),
-    "kernels.codebook._sum": ({}, [{**how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.codebook._encode": ({}, [{**how, "block": 2048, "FINDS": 1, "TILE": 2048} for how in (MANY, ONE, BARE)]),
+    "kernels.codebook._sum": ({}, [{**how, "block": 2048, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.powers._encode": ({"tops": "*i32"}, [
-        {"BITS": bits, "OCTAVES": octaves, **how, "WHOLE": 1, "G": 128}
+        {"BITS": bits, "OCTAVES": octaves, **how, "block": 1 << 62, "FINDS": 0, "WHOLE": 1, "G": 128}
         for bits, octaves, how in ((4, 7, MANY), (8, 126, ONE), (9, 254, MANY))
     ]),
     "kernels.powers._sum": ({}, [
-        {"BITS": bits, "OCTAVES": octaves, **how, "TILE": 1024} for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
+        {"BITS": bits, "OCTAVES": octaves, **how, "block": 1 << 62, "TILE": 1024}
+        for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
     ]),
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
@@ -115,7 +119,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
     "kernels.subsets._add": ({}, [{"TILE": 1024}]),
     "kernels.subsets._draw": ({}, [
-        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "CHUNK": 64, "TILE": 256}
+        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "RANKED": 32, "CHUNK": 256, "TILE": 128}
         for listed, cyclic in ((0, 1), (1, 0), (0, 0))
     ]),
     "kernels.subsets._count": ({}, [{"CHUNK": 1024}]),
@@ -205,8 +209,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
-            (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
-            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, TURNED),
+            (10, 1, 1, 2, 1, 1024, {**TURNED, **WARP}), (4, 1, 1, 1, 0, 1024, {**TURN, **WARP}), (12, 1, 1, 2, 3, 4096, TURN),
+            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, {**TURNED, **WARP}),
             (14, 0, 1, 2, 1, 4096, TURNED),
         )
     ]),
@@ -223,31 +227,34 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"SUM_BITS": bits, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
     ]),
     "kernels.floats._encode": ({}, [
-        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
+        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "block": 512,
+         "FINDS": 1, "WHOLE": 1, "TILE": 1024}
         for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))
     ]),
     "kernels.floats._sum": ({}, [
-        {"FRACTION": m, "LEAST": least, **how, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
+        {"FRACTION": m, "LEAST": least, **how, "block": 512, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
     ]),
     "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
-        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)
     ]),
     "kernels.tails._tail_sums": ({"out": "*fp64", "bounds": "*fp32"}, [
         {"EVEN": 1, "HAS_MEMORY": memory, "ROWS": 16} for memory in (1, 0)
     ]),
     "kernels.fixed._encode": ({}, [
-        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "WHOLE": 1, "G": 128}
+        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "block": 1024, "FINDS": 1, "WHOLE": 1, "G": 128}
         for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
     ]),
-    "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, **how, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))]),
+    "kernels.fixed._sum": ({}, [
+        {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
+    ]),
     "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
-    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)]),
+    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
     "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
     "random._uniform": ({}, [{"TILE": 1024}]),
-    "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
+    "random._walk": ({"out": "*i64"}, [{"TILE": 128}]),
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
@@ -319,6 +326,7 @@ def compiled(
     if constants.get("MANY"):
         special = {"shrink": "*fp32", "least": "*i32", **special}
     unseen = {name for name, value in constants.items() if value is None}
+    options = {name: value for name, value in constants.items() if name in ("num_warps", "maxnreg")}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}
     constants |= dict.fromkeys(ones, 1)
     for name in kernel.arg_names:
@@ -341,7 +349,7 @@ def compiled(
     known = [name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in WORDS]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
     source = ASTSource(kernel, signature, places, attributes)
-    return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused})
+    return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
 
 
 def faults(code: Any) -> list[str]:
