@@ -321,10 +321,10 @@ def kernels() -> dict[str, Any]:
 
 def compiled(
     kernel: Any, special: dict[str, str], constants: dict[str, Any], *,
-    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (),
+    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
-    ones: of the integers those that are 1, which the compiler then knows.
+    ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows.
     """
     signature, narrow = {}, numbers == "i32"
     if constants.get("MANY"):
@@ -349,8 +349,10 @@ def compiled(
         else:
             signature[name] = POINTERS.get(name, "*fp32")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    begins = [k for k, name in enumerate(kernel.arg_names) if narrow and signature[name].startswith("*")]
-    source = ASTSource(kernel, signature, places, {(k,): [["tt.divisibility", 16]] for k in begins})
+    kinds = ("*", "i32") if even else ("*",)
+    known = [name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in WORDS]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
+    source = ASTSource(kernel, signature, places, attributes)
     return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
 
 
@@ -402,7 +404,8 @@ def main() -> None:
             hits = {
                 f"{hit} where {ones} are 1"
                 for way, ones in jobs
-                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones))
+                for even in ((False,) if ones else (False, True))
+                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones, even=even))
             }
         else:
             cases = [(special, way) for way in (ways[:1] if how else ways)]
