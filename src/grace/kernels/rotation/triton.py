@@ -126,7 +126,7 @@ def _write(
     BITS: tl.constexpr, SAY: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
     HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes of the rotated numbers x. SAY: x becomes what they say of it. LOG: of blocks, if not all are clipped."""
+    """Scales and codes of the rotated numbers x. SAY: x becomes what they say of it. LOG: of unclipped blocks."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
