@@ -21,6 +21,7 @@ from grace.kernels.low_rank.bases.triton import (
 from grace.kernels.low_rank.parts import PIECE, SPAN
 from grace.kernels.low_rank.triton import (
     COLUMNS,
+    DOWN,
     LEFT,
     RANKS,
     RIGHT,
@@ -55,7 +56,7 @@ def project_columns_many(rights: Tensor, matrices: Many, factors: Factors, lefts
     programs = factors.programs([block_count(l, LEFT) * block_count(m, PIECE) for m, l, _ in factors.sides])
     sums = rights.new_empty(factors.column_sums)
     launch(columns_kernel, (len(programs),), matrices.table, factors.table, programs, None, lefts, sums, rights,
-           *_NO_SIDES, MANY=True, EVEN=matrices.even, RANKS=RANKS, COLUMNS=LEFT)  # fmt: skip
+           *_NO_SIDES, MANY=True, EVEN=matrices.even, RANKS=RANKS, **DOWN)  # fmt: skip
     _join(factors, sums, rights, along=False)
 
 

@@ -20,7 +20,8 @@ from grace.kernels.many.triton import tensor_of, tile_of
 
 ROWS, COLUMNS = 16, 64  # of a program that makes a product of factors
 
-RIGHT, LEFT = 8, 128  # rows of a program that adds along them, and columns of one that adds down them
+RIGHT, LEFT = 8, 32  # rows of a program that adds along them, and columns of one that adds down them
+DOWN = {"COLUMNS": LEFT, "TOGETHER": 32, "num_warps": 1}  # how it does: a thread has many numbers of its column at a time
 RANKS = 4  # rows of a factor at a time
 _NO_TABLE = (None, None, None)
 
@@ -66,14 +67,17 @@ def rows_kernel(
     if pieces > 1:
         out = sums + begin_of(sides, task, 6, MANY) + piece * r * m
     begin = piece * 1024
-    end = tl.minimum(begin + 1024, l)
+    size = tl.minimum(l - begin, 1024).to(tl.int32)
+    numbers, factor = x + begin + i[:, None] * l, q + begin
     for first in range(0, r, RANKS):
         k = first + tl.arange(0, RANKS)
         lanes = tl.zeros((RANKS, ROWS, 16), tl.float32)
-        for start in range(begin, end, 16):
+        left = tl.where(i < m, size, 0)
+        held = tl.where(k < r, size, 0)
+        for start in tl.range(0, size, 16, loop_unroll_factor=8):
             j = start + tl.arange(0, 16)
-            rows = tl.load(x + i[:, None] * l + j[None, :], (i < m)[:, None] & (j < end)[None, :], 0.0)
-            others = tl.load(q + k[:, None] * l + j[None, :], (k < r)[:, None] & (j < end)[None, :], 0.0)
+            rows = tl.load(numbers + j[None, :], j[None, :] < left[:, None], 0.0)
+            others = tl.load(factor + k[:, None] * l + j[None, :], j[None, :] < held[:, None], 0.0)
             lanes += rows[None, :, :] * others[:, None, :]
         lanes = tl.sum(tl.reshape(lanes, (RANKS, ROWS, 2, 8)), 2)
         lanes = tl.sum(tl.reshape(lanes, (RANKS, ROWS, 2, 4)), 2)
@@ -84,7 +88,7 @@ def rows_kernel(
 @triton.jit
 def columns_kernel(
     table, sides, programs, x, p, sums, out, m, l, r,
-    MANY: tl.constexpr, EVEN: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
+    MANY: tl.constexpr, EVEN: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """``out [r, l]``: the products of COLUMNS columns, of 256 numbers, with p's rows; if longer, ``sums [pieces, r, l]``."""
     task, tile, x, m, l, r = matrix_at(table, sides, programs, x, m, l, r, MANY, EVEN)
@@ -96,13 +100,21 @@ def columns_kernel(
     if pieces > 1:
         out = sums + begin_of(sides, task, 7, MANY) + piece * r * l
     begin = piece * 256
-    end = tl.minimum(begin + 256, m)
+    size = tl.minimum(m - begin, 256).to(tl.int32)
     for first in range(0, r, RANKS):
         k = first + tl.arange(0, RANKS)
         total = tl.zeros((RANKS, COLUMNS), tl.float32)
-        for i in range(begin, end):
-            row = tl.load(x + i * l + j, j < l, 0.0)
-            total += tl.load(p + k * m + i, k < r, 0.0)[:, None] * row[None, :]
+        at = x + begin * l + tl.minimum(j, l - 1)  # what is beyond an end is not stored
+        factor = p + begin + tl.minimum(k, r - 1) * m
+        for start in range(0, size, TOGETHER):
+            if start + TOGETHER <= size:
+                for t in tl.static_range(0, TOGETHER):
+                    total += tl.load(factor + t)[:, None] * tl.load(at + t * l)[None, :]
+            else:
+                for t in range(0, size - start):
+                    total += tl.load(factor + t)[:, None] * tl.load(at + t * l)[None, :]
+            at += TOGETHER * l
+            factor += TOGETHER
         tl.store(out + k[:, None] * l + j[None, :], total, (k < r)[:, None] & (j < l)[None, :])
 
 
@@ -202,7 +214,7 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
         return out
     sums = out if pieces == 1 else matrix.new_empty(pieces, r, l)
     launch(columns_kernel, (block_count(l, LEFT) * pieces,), *_NO_TABLE, matrix, p, sums, out, m, l, r,
-           MANY=False, EVEN=False, RANKS=RANKS, COLUMNS=LEFT)  # fmt: skip
+           MANY=False, EVEN=False, RANKS=RANKS, **DOWN)  # fmt: skip
     if pieces > 1:
         _join(sums, out, m, l, r, along=False)
     return out
