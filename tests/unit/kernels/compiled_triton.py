@@ -131,7 +131,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)
     ]),
     "kernels.low_rank.rows_kernel": ({}, [{**how, "RANKS": 4, "ROWS": 8} for how in (FACTORS, FACTOR)]),
-    "kernels.low_rank.columns_kernel": ({}, [{**how, "RANKS": 4, "COLUMNS": 32, "TOGETHER": 32, "num_warps": 1} for how in (FACTORS, FACTOR)]),
+    "kernels.low_rank.columns_kernel": ({}, [
+        {**how, "RANKS": 4, "COLUMNS": 32, "TOGETHER": 32, "num_warps": 1} for how in (FACTORS, FACTOR)
+    ]),
     "kernels.low_rank.join_kernel": ({}, [
         {**how, "ALONG": along, "TILE": 1024} for along, how in ((1, FACTORS), (0, FACTOR))
     ]),

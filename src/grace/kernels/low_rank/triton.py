@@ -21,7 +21,11 @@ from grace.kernels.many.triton import tensor_of, tile_of
 ROWS, COLUMNS = 16, 64  # of a program that makes a product of factors
 
 RIGHT, LEFT = 8, 32  # rows of a program that adds along them, and columns of one that adds down them
-DOWN = {"COLUMNS": LEFT, "TOGETHER": 32, "num_warps": 1}  # how it does: a thread has many numbers of its column at a time
+DOWN = {
+    "COLUMNS": LEFT,
+    "TOGETHER": 32,
+    "num_warps": 1,
+}  # how it does: a thread has many numbers of its column at a time
 RANKS = 4  # rows of a factor at a time
 _NO_TABLE = (None, None, None)
 
@@ -111,7 +115,7 @@ def columns_kernel(
                 for t in tl.static_range(0, TOGETHER):
                     total += tl.load(factor + t)[:, None] * tl.load(at + t * l)[None, :]
             else:
-                for t in range(0, size - start):
+                for t in range(size - start):
                     total += tl.load(factor + t)[:, None] * tl.load(at + t * l)[None, :]
             at += TOGETHER * l
             factor += TOGETHER

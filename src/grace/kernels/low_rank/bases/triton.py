@@ -23,8 +23,7 @@ TINY, HALF = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max / 2
 def fold(total, LOG: tl.constexpr):
     """float64 ``[2**LOG]`` -> ``[1]``: the upper half is added to the lower, LOG times."""
     for t in tl.static_range(0, LOG):
-        low, high = tl.split(tl.permute(tl.reshape(total, (2, 1 << (LOG - 1 - t))), (1, 0)))
-        total = low + high
+        total = tl.sum(tl.reshape(total, (2, 1 << (LOG - 1 - t))), 0)
     return total
 
 
@@ -65,11 +64,11 @@ def dot_by_halves(u, v, n, work, LOG: tl.constexpr):
 def largest_of(x, n, LOG: tl.constexpr):
     """float32 ``[1]``: the largest magnitude of ``x [n]``; an inf or NaN above all others."""
     CHUNK: tl.constexpr = 1 << LOG
-    top = tl.zeros((1,), tl.int32)
+    top = tl.zeros((CHUNK,), tl.int32)
     for first in range(0, n, CHUNK):
         i = first + tl.arange(0, CHUNK)
-        top = tl.maximum(top, tl.max(magnitude(tl.load(x + i, i < n, 0.0)), 0))
-    return top.to(tl.float32, bitcast=True)
+        top = tl.maximum(top, magnitude(tl.load(x + i, i < n, 0.0)))
+    return (tl.zeros((1,), tl.int32) + tl.max(top, 0)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
