@@ -309,24 +309,33 @@ def piece_sum_of(
     """As :func:`piece_sum_kernel`, of the pieces j of a row."""
     begin = (j % pieces) * 4096
     start = (j // pieces) * block + begin
-    left = tl.minimum(tl.minimum(block - begin, n - start), 4096).to(tl.int32)[:, None]
+    left = tl.minimum(tl.minimum(block - begin, n - start), 4096).to(tl.int32)
+    at = row * n + start
+    total, lower, above = sum_pieces(x, e, at, left, turns, tau, KIND, HAS_MEMORY, ROWS)
+    at = out + row * count + j
+    tl.store(at, total, j < count)
+    if KIND == 2:
+        tl.store(at + plane, lower, j < count)
+        tl.store(at + 2 * plane, above, j < count)
+
+
+@triton.jit
+def sum_pieces(x, e, at, left, turns, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr):
+    """float64 ``[ROWS]``: the ordered sums of pieces that begin at ``at [ROWS]``, of ``left [ROWS]`` int32 numbers; with KIND
+    2 also of what is on the lower side of tau, and how many are on the upper.
+    """
     lane = tl.arange(0, 16)[None, :]
-    at = (row * n + start)[:, None]
     total = tl.full((ROWS, 16), -0.0, tl.float64)  # which changes nothing that is added to it
     lower = total
     above = tl.full((ROWS, 16), 0.0, tl.float64)
     for t in tl.range(0, turns, loop_unroll_factor=8):  # so that eight loads are under way
-        inside = lane + 16 * t < left
-        p = load_sum(x + at, e + at, lane + 16 * t, inside, HAS_MEMORY)
+        inside = lane + 16 * t < left[:, None]
+        p = load_sum(x + at[:, None], e + at[:, None], lane + 16 * t, inside, HAS_MEMORY)
         total += _measure(p, inside, tau, KIND)
         if KIND == 2:
             lower += tl.where(p >= tau, 0.0, p).to(tl.float64)
             above += ((p >= tau) & inside).to(tl.float64)
-    at = out + row * count + j
-    tl.store(at, halves(total, ROWS), j < count)
-    if KIND == 2:
-        tl.store(at + plane, halves(lower, ROWS), j < count)
-        tl.store(at + 2 * plane, halves(above, ROWS), j < count)
+    return halves(total, ROWS), halves(lower, ROWS), halves(above, ROWS)
 
 
 @triton.jit
