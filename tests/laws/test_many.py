@@ -71,7 +71,7 @@ SERVED = (
 LAUNCHES = {
     "efsignsgd": 4, "signsgd": 3, "qsgd": 3, "terngrad": 4, "natural": 4, "fp8": 3, "u8bit": 4, "onebit": 4, "lpc": 3,
     "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 6,
-    "thc": 9, "qsparse": 20, "blockrandomk:mode=clt": 13, "topk:memory=dgc": 18, "bf16": 4, "fp16": 4,
+    "thc": 9, "qsparse": 19, "blockrandomk:mode=clt": 13, "topk:memory=dgc": 18, "bf16": 4, "fp16": 4,
 }  # fmt: skip
 LONG = (
     "topk",
@@ -339,7 +339,7 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
-        ("grace.kernels.signs.triton.encoder_at", _first_block, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.signs.triton.encoder_at", _first_block, "onebit:group=7,tau=0.1", torch.float32),
         (
             "grace.kernels.levels.triton._cut",
             _as_they_are,
