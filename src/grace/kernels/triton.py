@@ -351,23 +351,18 @@ def join_pieces_kernel(pieces_of, out, blocks, pieces, ROWS: tl.constexpr):
 
 # ---- Hadamard's transform -------------------------------------------------------------------------------------------
 @triton.jit
-def pieces_at(i, n, LOG: tl.constexpr):
-    """int32: how long the pieces are in which numbers i of a row are transformed; 1 for those that stay as they are."""
-    r = (i & ((1 << LOG) - 1)).to(tl.int32)
-    left = tl.minimum(n - (i >> LOG << LOG), 1 << LOG).to(tl.int32)
-    size = tl.full(i.shape, 1, tl.int32)
-    at = r - r
-    for t in tl.static_range(0, LOG - (4 if LOG > 4 else LOG) + 1):
-        piece = (1 << LOG) >> t
-        fits = left - at >= piece
-        size = tl.where(fits & (r >= at) & (r < at + piece), piece, size)
-        at += tl.where(fits, piece, 0)
-    return size
+def pieces_at(r, left, LOG: tl.constexpr):
+    """int32: the numbers whose highest bit is how long the piece is in which number r of those of some blocks is transformed,
+    int32, when a row has ``left`` more; 1 for those that stay as they are.
+    """
+    rest = tl.minimum(left - (r >> LOG << LOG), 1 << LOG)
+    size = (r & ((1 << LOG) - 1)) ^ rest  # the highest bit that rest has and r has not, of those where they differ
+    return tl.where(size >= (1 << LOG if LOG < 4 else 16), size, 1)
 
 
 @triton.jit
 def root_of(size):
-    """The float32 nearest to ``1 / sqrt(size)``, of powers of two."""
+    """The float32 nearest to ``1 / sqrt(size)`` for the highest bit of each size."""
     power = (size.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     even = (127 - power // 2) << 23
     odd = ((126 - power // 2) << 23) | 0x3504F3  # 1/sqrt(2)
@@ -376,10 +371,12 @@ def root_of(size):
 
 @triton.jit
 def turn_pairs(y, size, near, S: tl.constexpr, TILE: tl.constexpr):
-    """Pairs S apart, which in the row are ``near`` apart: (p, q) becomes (p + q, p - q) in pieces that are longer."""
+    """Pairs S apart, which in the row are ``near`` apart: (p, q) becomes (p + q, p - q) in pieces that are longer, of which
+    ``size`` has the highest bits.
+    """
     p, q = tl.split(tl.permute(tl.reshape(y, (TILE // (2 * S), 2, S)), (0, 2, 1)))
     turned = tl.reshape(tl.permute(tl.join(p + q, p - q), (0, 2, 1)), (TILE,))
-    return tl.where(size > near, turned, y)
+    return tl.where(size >= 2 * near, turned, y)
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------------
