@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import grace
+from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged, Method
 from grace.flags.finite import ask_host
 from grace.memories.base import Memory
 from grace.verify import laws
 from grace.verify.inputs import normal
-from grace.verify.no_sync import host_is_not_asked
+from grace.verify.no_sync import _name, host_is_not_asked
 from tests.laws.cases import CASES, by_night
 
 # Methods that ask although the sizes of what they send follow from the tensor's, and why.
@@ -66,6 +69,7 @@ def _large(rows: int, columns: int) -> list[list[Tensor]]:
 
 
 LARGE = {5_000: _large(100, 50), 72_000: _large(300, 240)}
+EACH = {spec.partition(":")[0]: spec for spec in reversed(CASES)}.values()
 FIRST = {spec.partition(":")[0]: spec for spec in reversed(QUIET)}.values()  # one case of each method
 
 
@@ -96,6 +100,27 @@ def test_narrow_gradients_do_not_ask(dtype: torch.dtype):
         "fp16:memory=none",
     ):
         host_is_not_asked(grace.method(spec), steps)
+
+
+# ---- sums at places -------------------------------------------------------------------------------------------------
+class AtomicSums(TorchDispatchMode):
+    """Fails where numbers are added at places by what is atomic on CUDA: there, subnormal numbers become zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name = _name(func)
+        adds = name.strip("_") in ("scatter_add", "index_add") or (name.startswith("index_put") and True in args[3:4])
+        assert not (adds and args[0].dtype is torch.float32), f"{name} is atomic"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EACH if not spec.startswith("sketch")])  # where keys share cells
+def test_subnormal_numbers_are_added_as_they_are(spec: str):
+    assert_no_atomic_sums(CASES[spec])
+
+
+def assert_no_atomic_sums(method: Method[Any]) -> None:
+    with backends.using("reference"), AtomicSums():
+        laws.run(method, STEPS[0], [method.init(x) for x in STEPS[0]])
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
@@ -135,6 +160,33 @@ class Copying(Asking):
 
 
 @dataclass(frozen=True)
+class Putting(Asking):
+    """Puts a number at one place, for which a tensor is made on the host."""
+
+    def compress_(self, rows, rng, keep_rest):
+        rows.clone()[0, 0] = 0.0
+        return self.inner.compress_(rows, rng, keep_rest)
+
+
+@dataclass(frozen=True)
+class PuttingMany(Asking):
+    """Likewise at places of a list."""
+
+    def compress_(self, rows, rng, keep_rest):
+        rows.clone()[0, torch.arange(2)] = 0.0
+        return self.inner.compress_(rows, rng, keep_rest)
+
+
+@dataclass(frozen=True)
+class Adding(Asking):
+    """Adds by an operation that is atomic on CUDA."""
+
+    def compress_(self, rows, rng, keep_rest):
+        rows.clone().index_add_(1, torch.arange(2), rows[:, :2])
+        return self.inner.compress_(rows, rng, keep_rest)
+
+
+@dataclass(frozen=True)
 class Forgetful(grace.ErrorFeedback):
     """Keeps the rest of a step that was not finite, where the host does not know."""
 
@@ -167,6 +219,8 @@ def at_all_sizes(method: Method[Any]) -> None:
     [
         (grace.Allgather(Listing(grace.QSGD())), "the host is asked by tolist"),
         (grace.Allgather(Copying(grace.QSGD())), "tensor copies numbers of the host"),
+        (grace.Allgather(Putting(grace.QSGD())), "a number for one place"),
+        (grace.Allgather(PuttingMany(grace.QSGD())), "a number for one place"),
         (grace.Allgather(Asking(grace.QSGD())), "the host is asked by _local_scalar_dense"),
         (Peeking(grace.Allgather(grace.QSGD())), "the host is asked by _local_scalar_dense"),
         (Forgetful(grace.Allgather(grace.QSGD())), "step 1, rank 0: finite is True"),
@@ -176,3 +230,8 @@ def at_all_sizes(method: Method[Any]) -> None:
 def test_mutants_are_caught(mutant: Method[Any], why: str):
     with pytest.raises(AssertionError, match=why):
         at_all_sizes(mutant)
+
+
+def test_atomic_sums_are_caught():
+    with pytest.raises(AssertionError, match=r"index_add_? is atomic"):
+        assert_no_atomic_sums(grace.Allgather(Adding(grace.QSGD())))

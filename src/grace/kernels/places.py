@@ -1,4 +1,4 @@
-"""Where bits are set, found without asking the host how many there are."""
+"""Places in rows: where bits are set, found without asking the host how many there are; and what is added at places."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grace.flags.finite import on_host
 
-__all__ = ["find_set"]
+__all__ = ["add_at_", "find_set"]
 
 
 def find_set(bits: Tensor, k: int) -> Tensor:
@@ -22,3 +22,12 @@ def find_set(bits: Tensor, k: int) -> Tensor:
     out = slot.new_zeros(bits.shape[0], k + 1)
     places = torch.arange(bits.shape[1], device=bits.device).expand(bits.shape)
     return out.scatter_(1, slot, places)[:, :k]
+
+
+def add_at_(out: Tensor, dim: int, places: Tensor, values: Tensor) -> Tensor:
+    """``out[places] += values`` along ``dim``; ``places``: int64, of values' shape or ``[m]``, of which none occurs twice in a
+    row. Without atomic operations: those of CUDA take subnormal numbers for zeros. Returns ``out``.
+    """
+    if places.dim() == values.dim():
+        return out.scatter_(dim, places, out.gather(dim, places).add_(values))
+    return out.index_copy_(dim, places, out.index_select(dim, places).add_(values))

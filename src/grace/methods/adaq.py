@@ -14,6 +14,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
 from grace.kernels import select_topk
 from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.kernels.places import add_at_
 from grace.methods.common import coded_wire
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
@@ -75,7 +76,7 @@ class AdaQ(Compressor):
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
             means, index, positive = coded_wire.split(one, head, 1, row.numel(), self.index)
             means = wires.check_scale("means", means)
-            row.scatter_add_(0, index, torch.where(positive.bool(), means[0], -means[1]) * scale)
+            add_at_(row, 0, index, torch.where(positive.bool(), means[0], -means[1]) * scale)
 
     def _largest(self, row: Tensor, side: Tensor, rng: Stream) -> Tensor:
         """The positions of the largest magnitudes among those where ``side [n]`` is true, ascending; at least one."""

@@ -28,6 +28,7 @@ from grace.kernels.counted import Chosen
 from grace.kernels.gap_lists import GapPairs, choose_listed_many
 from grace.kernels.index_lists.codes import IndexCode, size, varies
 from grace.kernels.levels.codes import code_bits
+from grace.kernels.places import add_at_
 from grace.kernels.sparse import Pairs, ScaledCodes, payloads
 from grace.methods.common.counts import count_kept
 from grace.methods.common.selected import encode_selected, take_encoded
@@ -114,7 +115,7 @@ class Qsparse(Compressor):
             values += unpack(signs, 1, k).to(torch.float32).mul_(2).sub_(1) * wires.check_scale("scale", mean)
         else:
             self._quantizer(k).decompress_add_(inner, values, 1.0, rng)
-        out.scatter_add_(1, index, values * scale)
+        add_at_(out, 1, index, values * scale)
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_selected(message, many, self._pairs(many), partial(self._encode_values, message, rng))

@@ -18,6 +18,7 @@ from grace.contract.knobs import Range, Share
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
 from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.places import add_at_
 from grace.methods.common import minmax_sketch
 from grace.methods.common.bucket_groups import BucketGroups
 from grace.methods.common.buckets import SMALL, check_means, sample_columns
@@ -82,7 +83,7 @@ class SketchML(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
             index, values = self._decode_row(one, row.numel(), rng)
-            row.scatter_add_(0, index, values * scale)
+            add_at_(row, 0, index, values * scale)
 
     def _encode_row(self, values: Tensor, index: Tensor, n: int, rng: Stream, hashes: Stream) -> Tensor:
         """Values ``[1, k]`` at places ``[k]`` -> wire ``[w]``."""

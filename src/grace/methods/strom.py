@@ -14,6 +14,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Range
 from grace.errors import PayloadError
 from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.kernels.places import add_at_
 from grace.methods.common import coded_wire
 from grace.random import Stream
 from grace.registry import register
@@ -84,7 +85,7 @@ class Strom(Compressor):
             value = wires.check_scale("tau", tau) * level
             if bool((level > self.quanta).any()) or not bool(value.isfinite().all()):
                 raise PayloadError(f"field 'codes' must be at most {self.quanta} quanta, and finite times tau")
-            row.scatter_add_(0, index, torch.where(codes & 1 == 1, value, -value) * scale)
+            add_at_(row, 0, index, torch.where(codes & 1 == 1, value, -value) * scale)
 
     def _quantum(self, row: Tensor) -> Tensor:
         """The quantum t as float32 ``[1]``."""

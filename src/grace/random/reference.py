@@ -165,7 +165,7 @@ def _walk_without_sync(out: Tensor, keys: Sequence[int | Tensor], half: int, n: 
         place = torch.where(outside, count - 1, size).clamp_(max=size)
         todo = todo.new_zeros(size + 1).scatter_(0, place, todo)
         at = torch.full_like(todo, k).scatter_(0, place, at)
-        at[size] = k
+        at[size:] = k  # of one number, at[size] = k would wait for a copy from the host
     refuse_unless(
         enough, lambda: GraceError(f"a subset of {k} out of {n} needs more walks than were made: use another seed")
     )

@@ -18,6 +18,8 @@ from grace.random.reference import SORTED_SUBSET, half_bits
 if TYPE_CHECKING:
     from grace.random import Stream
 
+DRAWN = 128  # numbers of a program that walk: all wait for the last one
+
 
 @triton.jit
 def _turn(x0, x1, r: tl.constexpr):
@@ -81,10 +83,16 @@ def lanes_of_tile(key0, key1, step, first, G: tl.constexpr):
 
 
 @triton.jit
+def sign_words(key0, key1, step, first, TILE: tl.constexpr):
+    """``[TILE / 32]`` uint32: the words of a stream with the bits from ``first`` on, a multiple of 64."""
+    low, high = threefry(key0, key1, ((first >> 6) + tl.arange(0, TILE // 64)).to(tl.uint32), step)
+    return tl.reshape(tl.join(low, high), (TILE // 32,))
+
+
+@triton.jit
 def signs_of_tile(key0, key1, step, first, TILE: tl.constexpr):
     """``[TILE]`` uint32, 0 or 1: the bits of a stream's words from ``first`` on, a multiple of 64."""
-    low, high = threefry(key0, key1, ((first >> 6) + tl.arange(0, TILE // 64)).to(tl.uint32), step)
-    words = tl.reshape(tl.join(low, high), (TILE // 32,))
+    words = sign_words(key0, key1, step, first, TILE)
     return tl.reshape((words[:, None] >> tl.arange(0, 32).to(tl.uint32)[None, :]) & 1, (TILE,))
 
 
@@ -125,39 +133,32 @@ def walk(i, inside, n, half, key0, key1, step):
     """int64: images of i, which are below n, under a permutation of [0, n): each walks until it lies below n. Nobody asks the
     host. 0's image where not ``inside``.
     """
+    low = (1 << half.to(tl.int64)) - 1
+    mask, upper, lower = low.to(tl.uint32), ((n - 1) >> half).to(tl.uint32), ((n - 1) & low).to(tl.uint32)
     image = tl.where(inside, i, 0)
-    mask = ((image - image + 1) << half) - 1
-    away = (image >= 0).to(tl.int32)
-    turns = tl.zeros((1,), tl.uint32)
-    k0, _high = threefry(key0, key1, turns, step)
-    k1, _high = threefry(key0, key1, turns + 1, step)
-    k2, _high = threefry(key0, key1, turns + 2, step)
-    k3, _high = threefry(key0, key1, turns + 3, step)
-    k4, _high = threefry(key0, key1, turns + 4, step)
-    k5, _high = threefry(key0, key1, turns + 5, step)
+    left, right = (image >> half).to(tl.uint32), (image & low).to(tl.uint32)
+    turn = tl.arange(0, 8)
+    keys, _high = threefry(key0, key1, turn.to(tl.uint32), step)
+    keys = keys.to(tl.int32, bitcast=True)
+    k0 = tl.sum(tl.where(turn == 0, keys, 0), 0).to(tl.uint32, bitcast=True)
+    k1 = tl.sum(tl.where(turn == 1, keys, 0), 0).to(tl.uint32, bitcast=True)
+    k2 = tl.sum(tl.where(turn == 2, keys, 0), 0).to(tl.uint32, bitcast=True)
+    k3 = tl.sum(tl.where(turn == 3, keys, 0), 0).to(tl.uint32, bitcast=True)
+    k4 = tl.sum(tl.where(turn == 4, keys, 0), 0).to(tl.uint32, bitcast=True)
+    k5 = tl.sum(tl.where(turn == 5, keys, 0), 0).to(tl.uint32, bitcast=True)
+    away = (left >= 0).to(tl.int32)
     while tl.max(away, 0) > 0:
-        left = (image >> half).to(tl.uint32)
-        right = (image & mask).to(tl.uint32)
-        for turn in tl.static_range(0, 6):
-            if turn == 0:
-                key = k0
-            elif turn == 1:
-                key = k1
-            elif turn == 2:
-                key = k2
-            elif turn == 3:
-                key = k3
-            elif turn == 4:
-                key = k4
-            else:
-                key = k5
-            word = tl.zeros_like(right) + key
-            next_right = left ^ (_hash32(right ^ word) & mask.to(tl.uint32))
-            left = right
-            right = next_right
-        image = tl.where(away > 0, (left.to(tl.int64) << half) | right.to(tl.int64), image)
-        away = (image >= n).to(tl.int32)
-    return image
+        p, q = left, right
+        p = p ^ (_hash32(q ^ k0) & mask)
+        q = q ^ (_hash32(p ^ k1) & mask)
+        p = p ^ (_hash32(q ^ k2) & mask)
+        q = q ^ (_hash32(p ^ k3) & mask)
+        p = p ^ (_hash32(q ^ k4) & mask)
+        q = q ^ (_hash32(p ^ k5) & mask)
+        left, right = tl.where(away > 0, p, left), tl.where(away > 0, q, right)
+        # still at n or above: upper and lower are the halves of n - 1
+        away = ((left > upper) | ((left == upper) & (right > lower))).to(tl.int32)
+    return (left.to(tl.int64) << half) | right.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["n", "half", "key0", "key1", "step"])
@@ -168,16 +169,20 @@ def _walk(out, count, n, half, key0, key1, step, TILE: tl.constexpr):
 
 
 @triton.jit
-def rank_of(i, n, key0, key1, step, CHUNK: tl.constexpr):
-    """int64: where each number i stands among [0, n) in the order of their 64 random bits; of equal ones the smaller first."""
-    own, rank = _sort_key(i, key0, key1, step), tl.zeros_like(i)
+def rank_of(first, n, key0, key1, step, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """int32 ``[TILE]``: where each number from ``first`` on stands among [0, n) in the order of their 64 random bits. No two
+    are equal: the generator is a permutation of its counters.
+    """
+    each = _sort_key(first + tl.arange(0, 4 * TILE) % TILE, key0, key1, step)
+    own = tl.max(tl.reshape(each, (4, TILE)), 0)  # what is reduced is computed once, and not by each thread for itself
+    ahead = tl.zeros((TILE, CHUNK), tl.int32)
     for begin in range(0, n, CHUNK):
-        other = begin + tl.arange(0, CHUNK).to(tl.int64)
-        theirs = _sort_key(other, key0, key1, step)
-        tie = (theirs[None, :] == own[:, None]) & (other[None, :] < i[:, None])
-        ahead = ((theirs[None, :] < own[:, None]) | tie) & (other < n)[None, :]
-        rank += tl.sum(ahead.to(tl.int64), 1)
-    return rank
+        other = begin + tl.arange(0, CHUNK)
+        theirs = tl.where(
+            other < n, _sort_key(other, key0, key1, step), 0x7FFFFFFFFFFFFFFF
+        )  # nobody is behind the largest
+        ahead += (theirs[None, :] < own[:, None]).to(tl.int32)
+    return tl.sum(ahead, 1)
 
 
 @triton.jit
@@ -215,5 +220,5 @@ def fill_subset(out: Tensor, rng: Stream, n: int) -> Any:
         return NotImplemented
     half = half_bits(n)
     key0, key1, step = *map(signed, rng.key()), step_word(rng.step, out.device)
-    launch(_walk, (-(-out.numel() // TILE),), out, out.numel(), n, half, key0, key1, step, TILE=TILE)
+    launch(_walk, (-(-out.numel() // DRAWN),), out, out.numel(), n, half, key0, key1, step, TILE=DRAWN)
     return None

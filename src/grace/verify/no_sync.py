@@ -39,7 +39,17 @@ class Unread(TorchFunctionMode):
         assert name not in _READING, f"no sync: the host is asked by {name}"
         assert name not in ("tensor", "from_numpy"), f"no sync: {name} copies numbers of the host"
         assert not (kwargs or {}).get("pin_memory"), f"no sync: {name} makes pinned memory"
+        if name == "__setitem__" and isinstance(args[2], int | float):
+            assert not _is_copied(args[0], args[1]), (
+                "no sync: a number for one place, or for a list of them, is copied there"
+            )
         return func(*args, **(kwargs or {}))
+
+
+def _is_copied(x: Tensor, index: Any) -> bool:
+    """Whether a number that is put there becomes a tensor on the host first, which is copied, instead of filling a part."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor | list) for part in parts) or x[index].dim() == 0
 
 
 class WithoutSync(TorchDispatchMode):  # type: ignore[no-untyped-call]

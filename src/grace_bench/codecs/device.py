@@ -32,13 +32,13 @@ def busy_seconds(case: Case, clear: Callable[[], None]) -> float:
     The stream is held back until the host has submitted all of it, as it does in a backward pass, where it runs ahead. If the
     case asks the host, waits for the answer are counted.
     """
-    found = []
+    found: list[tuple[float, float]] = []
     for _ in range(_SAMPLES + 1):
         case.prepare()
         clear()
         torch.cuda.synchronize()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(int((1e-3 + 3 * (found[-1][1] if found else 0.0)) * _CYCLES))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int((1e-3 + 3 * (found[-1][1] if found else 0.0)) * _CYCLES))  # type: ignore[no-untyped-call]
         start.record()
         before = time.perf_counter()
         case.run()

@@ -10,10 +10,15 @@ import importlib
 import json
 import pkgutil
 import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -40,6 +45,7 @@ _FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+WARP = {"num_warps": 1, "maxnreg": 128}
 TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
@@ -65,13 +71,14 @@ FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
-        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "CLIP": s == 1, "G": 128, "PER": per}
+        {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "FINDS": s in (7, 127), "WHOLE": per == 8,
+         "CLIP": s == 1, "G": 128, "PER": per}
         for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8),
                                   (32767, 16, MANY, 8))
     ]),
     "kernels.levels._dequantize_sum": ({}, [
-        {"S": s, "BITS": bits, **how, "TILE": 1024}
-        for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL), (200, 9, ALL), (9999, 15, SUM))
+        {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "TILE": 1024}
+        for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL), (200, 9, ALL), (9999, 15, SUM), (127, 8, SUM), (3, 3, SUM))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
@@ -84,20 +91,22 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
-        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "G": 128, "PER": 5 if rule == 3 else 8}
-        for how in (MANY, ONE) for rule in range(4)
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "G": 128, "PER": 5 if rule == 3 else 8}
+        for how, block in ((MANY, 4096), (ONE, 256)) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
-        {"RULE": rule, "MAJORITY": rule != 1, **how, "TILE": 1024} for how in (ALL, SUM) for rule in range(4)
+        {"RULE": rule, "MAJORITY": rule != 1, **how, "block": block, "TILE": 1024}
+        for how, block in ((ALL, 4096), (SUM, 256)) for rule in range(4)
     ]),
-    "kernels.codebook._encode": ({}, [{**how, "TILE": 1024} for how in (MANY, ONE, BARE)]),
-    "kernels.codebook._sum": ({}, [{**how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.codebook._encode": ({}, [{**how, "block": 2048, "FINDS": 1, "TILE": 2048} for how in (MANY, ONE, BARE)]),
+    "kernels.codebook._sum": ({}, [{**how, "block": 2048, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.powers._encode": ({"tops": "*i32"}, [
-        {"BITS": bits, "OCTAVES": octaves, **how, "WHOLE": 1, "G": 128}
+        {"BITS": bits, "OCTAVES": octaves, **how, "block": 1 << 62, "FINDS": 0, "WHOLE": 1, "G": 128}
         for bits, octaves, how in ((4, 7, MANY), (8, 126, ONE), (9, 254, MANY))
     ]),
     "kernels.powers._sum": ({}, [
-        {"BITS": bits, "OCTAVES": octaves, **how, "TILE": 1024} for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
+        {"BITS": bits, "OCTAVES": octaves, **how, "block": 1 << 62, "TILE": 1024}
+        for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
     ]),
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
@@ -113,7 +122,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
     "kernels.subsets._add": ({}, [{"TILE": 1024}]),
     "kernels.subsets._draw": ({}, [
-        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "CHUNK": 64, "TILE": 256}
+        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "RANKED": 32, "CHUNK": 256, "TILE": 128}
         for listed, cyclic in ((0, 1), (1, 0), (0, 0))
     ]),
     "kernels.subsets._count": ({}, [{"CHUNK": 1024}]),
@@ -208,8 +217,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
-            (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
-            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, TURNED),
+            (10, 1, 1, 2, 1, 1024, {**TURNED, **WARP}), (4, 1, 1, 1, 0, 1024, {**TURN, **WARP}), (12, 1, 1, 2, 3, 4096, TURN),
+            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, {**TURNED, **WARP}),
             (14, 0, 1, 2, 1, 4096, TURNED),
         )
     ]),
@@ -226,31 +235,34 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"SUM_BITS": bits, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
     ]),
     "kernels.floats._encode": ({}, [
-        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
+        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "block": 512,
+         "FINDS": 1, "WHOLE": 1, "TILE": 1024}
         for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))
     ]),
     "kernels.floats._sum": ({}, [
-        {"FRACTION": m, "LEAST": least, **how, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
+        {"FRACTION": m, "LEAST": least, **how, "block": 512, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
     ]),
     "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
-        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)
     ]),
     "kernels.tails._tail_sums": ({"out": "*fp64", "bounds": "*fp32"}, [
         {"EVEN": 1, "HAS_MEMORY": memory, "ROWS": 16} for memory in (1, 0)
     ]),
     "kernels.fixed._encode": ({}, [
-        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "WHOLE": 1, "G": 128}
+        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "block": 1024, "FINDS": 1, "WHOLE": 1, "G": 128}
         for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
     ]),
-    "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, **how, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))]),
+    "kernels.fixed._sum": ({}, [
+        {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
+    ]),
     "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
-    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)]),
+    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
     "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
     "random._uniform": ({}, [{"TILE": 1024}]),
-    "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
+    "random._walk": ({"out": "*i64"}, [{"TILE": 128}]),
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
@@ -282,6 +294,9 @@ NARROW = {
 }
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
 FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"
+# ptxas 12.8 adds 0 instead of a constant to pairs of 16 bits, if only one of the two sums is used: nobody adds 0 on purpose.
+LOST = r"VIADD\.16x2 .*?\b0x0 ;"
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
 
 def kernels() -> dict[str, Any]:
@@ -308,54 +323,103 @@ def kernels() -> dict[str, Any]:
     return found
 
 
-def compiled(kernel: Any, special: dict[str, str], constants: dict[str, Any], fused: bool) -> str:
-    """The kernel's PTX."""
-    signature = {}
+def compiled(
+    kernel: Any, special: dict[str, str], constants: dict[str, Any], *,
+    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
+    ones: of the integers those that are 1, which the compiler then knows.
+    """
+    signature, narrow = {}, numbers == "i32"
     if constants.get("MANY"):
         special = {"shrink": "*fp32", "least": "*i32", **special}
     unseen = {name for name, value in constants.items() if value is None}
+    options = {name: value for name, value in constants.items() if name in ("num_warps", "maxnreg")}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}
+    constants |= dict.fromkeys(ones, 1)
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
         elif name in unseen:  # see launching.launch
             signature[name] = "*fp32"
         elif name in special:
-            signature[name] = special[name]
+            signature[name] = numbers if special[name] == "i64" else special[name]
         elif name in FLOATS:
             signature[name] = "fp32"
         elif name in WORDS:
             signature[name] = "i32"
         elif name in NUMBERS:
-            signature[name] = "i64"
+            signature[name] = numbers
         else:
             signature[name] = POINTERS.get(name, "*fp32")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, places)
-    text: str = triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused}).asm["ptx"]
-    return text
+    begins = [k for k, name in enumerate(kernel.arg_names) if narrow and signature[name].startswith("*")]
+    source = ASTSource(kernel, signature, places, {(k,): [["tt.divisibility", 16]] for k in begins})
+    return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
+
+
+def faults(code: Any) -> list[str]:
+    """What a compiled kernel has that it must not have."""
+    found = re.findall(FORBIDDEN, code.asm["ptx"])
+    if "16x2" in code.asm["ptx"]:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(code.asm["cubin"])
+            file.flush()
+            text = subprocess.run([DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True).stdout
+        found += re.findall(LOST, text)
+    return sorted(set(found))
+
+
+def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Which integers of a launch may be 1, and so be known to the compiler: none, each, n with its block, and all."""
+    opaque = {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
+    kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
+    integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
+    names = tuple(name for name in kernel.arg_names if name in integers - opaque - set(way))
+    return iter(dict.fromkeys([(), *((name,) for name in names), tuple(set(names) & {"n", "block"}), names]))
+
+
+@triton.jit
+def _one_code(codes, out, W, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Adds codes of a number of which the compiler knows that it is alone: of pairs of 16 bits half is used."""
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    total = tl.zeros((TILE,), tl.float32)
+    for _ in range(W):
+        total += (tl.load(codes + i, i < 1, 0).to(tl.int32) - 127).to(tl.float32)
+        codes += 3
+    tl.store(out + i, total, i < 1)
 
 
 def main() -> None:
-    """Prints {kernel: what is forbidden in it}, the kernels that no line of KERNELS names, and whether fusing would show.
+    """Prints {kernel: what is forbidden in it}, the kernels that no line of KERNELS names, and whether the rules would show a
+    fused product and a lost summand.
 
-    With the argument "first" each kernel is compiled in the first of its ways only.
+    With the argument "first" each kernel is compiled in the first of its ways only; with "ones" in all ways, with 32-bit
+    integers, each of which is 1 in turn.
     """
-    there, first = kernels(), sys.argv[1:] == ["first"]
-    wrong = {}
+    there, how = kernels(), sys.argv[1:]
+    wrong: dict[str, list[str]] = {}
     for name, (special, ways) in KERNELS.items():
-        cases = [(special, way) for way in (ways[:1] if first else ways)]
-        if name in NARROW and not first:
-            for kind in ("*i16", "*fp16"):
-                cases += [({**special, **dict.fromkeys(NARROW[name], kind)}, way) for way in ways[::2]]
-        found = {hit for one, way in cases for hit in re.findall(FORBIDDEN, compiled(there[name], one, way, False))}
-        if found:
-            wrong[name] = sorted(found)
-    fused = compiled(there["kernels.sums._add_scaled"], {}, {"BFLOAT16": 0, "TILE": 1024}, True)
-    json.dump(
-        {"wrong": wrong, "missing": sorted(set(there) ^ set(KERNELS)), "fused": re.findall(FORBIDDEN, fused)[:1]},
-        sys.stdout,
-    )
+        kernel = there[name]
+        if how == ["ones"]:
+            jobs = [(way, ones) for way in ways for ones in ones_of(kernel, special, way)]
+            hits = {
+                f"{hit} where {ones} are 1"
+                for way, ones in jobs
+                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones))
+            }
+        else:
+            cases = [(special, way) for way in (ways[:1] if how else ways)]
+            if name in NARROW and not how:
+                for kind in ("*i16", "*fp16"):
+                    cases += [({**special, **dict.fromkeys(NARROW[name], kind)}, way) for way in ways[::2]]
+            hits = {hit for kinds, way in cases for hit in faults(compiled(kernel, kinds, way))}
+        if hits:
+            wrong[name] = sorted(hits)
+    fused = compiled(there["kernels.sums._add_scaled"], {}, {"BFLOAT16": 0, "TILE": 1024}, fused=True)
+    lost = faults(compiled(_one_code, {"codes": "*u8"}, {"TILE": 1024}, numbers="i32"))
+    missing = sorted(set(there) ^ set(KERNELS))
+    json.dump({"wrong": wrong, "missing": missing, "fused": faults(fused), "lost": bool(lost)}, sys.stdout)
 
 
 if __name__ == "__main__":

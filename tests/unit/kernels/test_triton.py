@@ -319,7 +319,7 @@ def test_golden_conversations(name: str) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
 
 
@@ -394,13 +394,15 @@ def test_another_permutation_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def compile_all(folder: Path, *how: str, seconds: float = PATIENCE) -> None:
-    """For a GPU that need not be there: nothing is fused, flushed or rounded otherwise, where fusing would show."""
+    """For a GPU that need not be there: nothing is fused, flushed, lost or rounded otherwise, where fusing and a loss would
+    show.
+    """
     env = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
     env.pop(backends.INTERPRETER)
     command = [sys.executable, "-m", "tests.unit.kernels.compiled_triton", *how]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=seconds)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert json.loads(run.stdout) == {"wrong": {}, "missing": [], "fused": ["fma.rn.f32"]}
+    assert json.loads(run.stdout) == {"wrong": {}, "missing": [], "fused": ["fma.rn.f32"], "lost": True}
 
 
 def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> None:
@@ -412,3 +414,10 @@ def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> 
 @pytest.mark.timeout(1800)  # more than 150 compilations
 def test_the_compiler_takes_every_kernel_in_all_ways(tmp_path: Path) -> None:
     compile_all(tmp_path, seconds=1800)
+
+
+@pytest.mark.night("fused products")
+@pytest.mark.timeout(1800)
+def test_the_compiler_may_know_that_an_integer_is_one(tmp_path: Path) -> None:
+    """As it does of each integer of a launch that is 1, one at a time and all together; the interpreter cannot show it."""
+    compile_all(tmp_path, "ones", seconds=1800)

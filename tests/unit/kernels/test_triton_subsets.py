@@ -133,7 +133,7 @@ def test_subsets_of_every_size(ratio: float, block: int | None) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
 
 
@@ -143,8 +143,8 @@ def _never(marks, bad):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _as_they_stand(i, n, key0, key1, step, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    return i
+def _as_they_stand(first, n, key0, key1, step, CHUNK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return first + tl.arange(0, TILE)
 
 
 @triton.jit
@@ -171,9 +171,10 @@ def _first_of_each(index, place, k, n, tile, TILE: tl.constexpr):  # type: ignor
 @triton.jit
 def _same_turn(  # type: ignore[no-untyped-def]
     table, programs, kept, heads, index, words, unit, step, turn,
-    LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, RANKED: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    _draw(table, programs, kept, heads, index, words, unit, step, 0, LISTED, CYCLIC, SORTED, CHUNK, TILE)
+    _draw(table, programs, kept, heads, index, words, unit, step, 0, LISTED, CYCLIC, SORTED, RANKED, CHUNK, TILE)
 
 
 # what is replaced in subsets, by what, and a test above that fails then

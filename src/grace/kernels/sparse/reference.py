@@ -16,6 +16,7 @@ from grace.kernels.index_lists import PlaceLists, check_list, codes, decode_indi
 from grace.kernels.many import Many
 from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import unpack, unpack_trits
+from grace.kernels.places import add_at_
 from grace.kernels.selection import round_to_bfloat16, take_topk
 from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_CODE, BAD_VALUES, check_parts
@@ -55,7 +56,7 @@ def _add(part: WirePart, out: Tensor, weight: float, narrow: bool) -> None:
         else:
             end = part.codes + layout(n, part.k, part.code).size
             index = decode_indices(part.wire[None, part.codes : end], n, part.k, part.code)
-        out.scatter_add_(0, index[0], added)
+        add_at_(out, 0, index[0], added)
 
 
 def sum_topk(
@@ -99,7 +100,7 @@ def sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: S
         refuse_unless((code_of < grid.count).all(), lambda: PayloadError(BAD_CODE))
         values = (code_of.float() * grid.step - grid.unit) * (scale / grid.unit)
         index, _ = codes.take(wire[:, at:], out.shape[1], k, code)
-        out.scatter_add_(1, index, values * weight)
+        add_at_(out, 1, index, values * weight)
 
 
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grace.kernels.many import Many
+from grace.kernels.places import add_at_
 from grace.kernels.subsets import Drawing, check_wires
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
     (b, n), k = out.shape, check_wires(received, out)
     index = rng.subset(n, k, out.device).expand(b, k)
     for wire in received:
-        out.scatter_add_(1, index, wire * weight)
+        add_at_(out, 1, index, wire * weight)
 
 
 def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, left: Sequence[float]) -> Tensor:
@@ -50,7 +51,7 @@ def put_subsets_many(
     flags = []
     for t, x in enumerate(into.xs):
         places, sent = _places(many, drawing, step, t), _part(message, many, drawing, t)
-        said = torch.zeros_like(x[0]).index_add_(0, places, sent[: len(places)] * weight[t])
+        said = add_at_(torch.zeros_like(x[0]), 0, places, sent[: len(places)] * weight[t])
         x[0].copy_(said)
         flags.append(said.isfinite().all())
     return torch.stack(flags)

@@ -23,12 +23,12 @@ from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wi
 from grace.kernels.subsets import Drawing, check_wires
 from grace.kernels.triton import load_sum, magnitude, mark_if
 from grace.random.reference import SORTED_SUBSET, half_bits
-from grace.random.triton import rank_of, walk
+from grace.random.triton import DRAWN, rank_of, walk
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_DRAWN, _CHUNK = 256, 64  # numbers of a program that draws, and how many it looks at at once
+_RANKED, _CHUNK = 32, 256  # numbers whose ranks a program finds, and how many it compares them with at once
 _WORD = 32  # bits of a word
 _SCAN = 1024  # words that a program counts at once
 
@@ -83,10 +83,11 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
 @triton.jit(do_not_specialize=["step", "turn"])
 def _draw(
     table, programs, kept, heads, index, words, unit, step, turn,
-    LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, RANKED: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Sets the bits of what is drawn in ``words``, zeros before, and with LISTED writes the places into ``index``. CYCLIC: of
-    the whole order, those whose turn it is.
+    the whole order, those whose turn it is. A program ranks RANKED numbers of at most SORTED, or draws TILE.
 
     ``kept [T, 2]``: how many are drawn, and the bits of a half of the network that draws from more than SORTED.
     """
@@ -98,21 +99,29 @@ def _draw(
     begin = k - k
     if CYCLIC:
         begin = turn % ((n + k - 1) // k) * k
-    i = tile * TILE + tl.arange(0, TILE)
-    slot = i
-    keep = i < k
-    if k < n:
-        if n <= SORTED:
-            slot = rank_of(i, n, key0, key1, step, CHUNK)
-            keep = (i < n) & (slot >= begin) & (slot < begin + k)
-        else:
+    index += place // 4
+    words += tl.load(heads + task)
+    if (k < n) & (n <= SORTED):
+        first = (tile * RANKED).to(tl.int32)
+        ranked = first + tl.arange(0, RANKED)
+        rank = rank_of(first, n.to(tl.int32), key0, key1, step, CHUNK, RANKED)
+        _note(index, words, rank, ranked, (ranked < n) & (rank >= begin) & (rank < begin + k), LISTED)
+    else:
+        slot = tile * TILE + tl.arange(0, TILE)
+        i, keep = slot, slot < k
+        if k < n:
             i = begin + i
             keep = keep & (i < n)
             i = walk(i, keep, n, half, key0, key1, step)
-    bit = tl.full((TILE,), 1, tl.int32) << (i % 32).to(tl.int32)
-    tl.atomic_or(words + tl.load(heads + task) + i // 32, bit, keep)
+        _note(index, words, slot, i, keep, LISTED)
+
+
+@triton.jit
+def _note(index, words, slot, i, keep, LISTED: tl.constexpr):
+    """Sets the bits of i, and with LISTED says them in the slots of a list."""
+    tl.atomic_or(words + (i >> 5), tl.full(i.shape, 1, tl.int32) << (i & 31).to(tl.int32), keep)
     if LISTED:
-        tl.store(index + place // 4 + slot, i, keep)
+        tl.store(index + slot, i.to(tl.int64), keep)
 
 
 @triton.jit
@@ -241,7 +250,7 @@ class Subsets:
         of, turn = (0, step) if drawing.cyclic else (step, None)
         launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self.index, self._words, drawing.unit,
                step_word(of, many.device), turn, LISTED=drawing.block is None, CYCLIC=drawing.cyclic, SORTED=SORTED_SUBSET,
-               CHUNK=_CHUNK, TILE=_DRAWN)  # fmt: skip
+               RANKED=_RANKED, CHUNK=_CHUNK, TILE=DRAWN)  # fmt: skip
         if self._before is not None:
             each = many.pairs("each", lambda: [1] * len(many))
             launch(_count, (len(each),), many.table, each, self._heads(), self._words, self._before, drawing.unit,
@@ -283,7 +292,7 @@ class Subsets:
 
 def _programs(count: int, kept: int) -> int:
     """How many programs draw so many of ``count``."""
-    return block_count(count if kept < count <= SORTED_SUBSET else kept, _DRAWN)
+    return block_count(count, _RANKED) if kept < count <= SORTED_SUBSET else block_count(kept, DRAWN)
 
 
 def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, left: Sequence[float]) -> Tensor:

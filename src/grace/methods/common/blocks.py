@@ -16,6 +16,7 @@ from grace import wire as wires
 from grace.contract.facts import Facts
 from grace.flags.capturing import refuse_capture
 from grace.kernels import Drawing, Many, block_count
+from grace.kernels.places import add_at_
 from grace.methods.common.counts import count_kept
 from grace.methods.common.drawn import Drawn
 from grace.random import Stream
@@ -57,7 +58,7 @@ class Blocks(Drawn):
         whole, tail = self._places(n, rng, out.device)
         blocks, short = self._cut(out)
         said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
-        blocks.index_add_(1, whole, said)
+        add_at_(blocks, 1, whole, said)
         short[:, :tail] += behind
 
     def _drawing(self, many: Many) -> Drawing:

@@ -12,6 +12,7 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.errors import PayloadError
 from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.kernels.places import add_at_
 from grace.methods.common import coded_wire
 from grace.random import Stream
 
@@ -50,7 +51,7 @@ class PowersOfTwo(Compressor):
             largest, index, codes = coded_wire.split(one, ("exponent", torch.uint8, 1), 4, row.numel(), self.index)
             if int(largest) > 2 * _BIAS:
                 raise PayloadError(f"field 'exponent' must be at most {2 * _BIAS}, got {int(largest)}")
-            row.scatter_add_(0, index, _values(int(largest) - _BIAS, codes) * scale)
+            add_at_(row, 0, index, _values(int(largest) - _BIAS, codes) * scale)
 
     def facts(self, n: int) -> Facts:
         return Facts()

@@ -15,6 +15,7 @@ from grace.errors import PayloadError
 from grace.kernels import add_scaled_, pack, packed_bytes, unpack
 from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.index_lists.codes import decode, encode, take
+from grace.kernels.places import add_at_
 from grace.random import Stream
 
 _DENSE = -1  # in place of the first count: all n values follow, and nothing else
@@ -77,12 +78,12 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
             continue
         at = sum(count * dtype.itemsize for _, dtype, count in fields)
         index, used = take(part[:, at:], n, k1, code)
-        row.scatter_add_(1, index, values * scale)
+        add_at_(row, 1, index, values * scale)
         if k2:
             unit, signs = others
             index = decode(part[:, at + used :], n, k2, code, slack=True)
             sign = unpack(signs, 1, k2).to(torch.float32).mul_(2).sub_(1)
-            row.scatter_add_(1, index, sign * (wires.check_scale("unit", unit) * scale))
+            add_at_(row, 1, index, sign * (wires.check_scale("unit", unit) * scale))
 
 
 def _counts(row: Tensor, k1: int, k2: int) -> Tensor:
