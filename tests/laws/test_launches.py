@@ -1,5 +1,5 @@
-"""How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method: as many, but for
-those that this file and docs/concepts/gpu.md list, each with its reason.
+"""How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method, and how often the
+host is asked: as many and as often, but for those that this file and docs/concepts/gpu.md list, each with its reason.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ UNEVEN = {
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.
 TOLD = {"threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34)}
+# How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
+ASKED = {
+    **dict.fromkeys((*test_counted.LAUNCHES, "qsparse:index=delta", "threshold:values=bfloat16"), 1),
+    **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
+    **test_counted.QUESTIONS,
+}
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
     "qsparse:index=delta",
@@ -58,15 +64,21 @@ def shared(specs: dict[str, object], gate: tuple[str, ...]) -> list[object]:
     return [spec if spec in gate else pytest.param(spec, marks=night) for spec in specs]
 
 
-def count(spec: str, monkeypatch: pytest.MonkeyPatch, *, runs: bool) -> tuple[int, int]:
-    """Launches of buckets of 3 and of 40 tensors."""
-    few, many = (count_work(spec, ((3, 5),) * T, monkeypatch, runs=runs)[0] for T in (3, 40))
+def count(spec: str, monkeypatch: pytest.MonkeyPatch, *, runs: bool, what: int = 0) -> tuple[int, int]:
+    """Launches of buckets of 3 and of 40 tensors; with ``what`` 1, how often the host is asked."""
+    few, many = (count_work(spec, ((3, 5),) * T, monkeypatch, runs=runs)[what] for T in (3, 40))
     return few, many
 
 
 @pytest.mark.parametrize("spec", shared(dict(FIXED), GATE))
 def test_a_bucket_of_many_takes_as_many_as_one_of_few(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(spec, monkeypatch, runs=False) == (FIXED[spec], FIXED[spec])
+
+
+@pytest.mark.parametrize("spec", shared(dict(FIXED), GATE))
+def test_it_asks_as_often(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ASKED.get(spec, 0)
+    assert count(spec, monkeypatch, runs=False, what=1) == (asked, asked)
 
 
 @pytest.mark.parametrize("spec", shared(dict(ONE_BY_ONE), ("gradzip",)))
@@ -105,3 +117,9 @@ def test_tensors_that_go_one_by_one_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("grace.communicators.one_hop.prepare", lambda *_: None)
     with pytest.raises(AssertionError):
         test_a_bucket_of_many_takes_as_many_as_one_of_few("natural:bits=4", monkeypatch)
+
+
+def test_a_question_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(ASKED, "qsparse:index=delta")
+    with pytest.raises(AssertionError):
+        test_it_asks_as_often("qsparse:index=delta", monkeypatch)

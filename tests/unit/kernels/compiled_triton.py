@@ -223,12 +223,16 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         )
     ]),
     "kernels.rotation._sums": ({"out": "*fp64"}, [
-        {"BITS": 4, "SQUARES": squares, **how, "ROWS": 16} for squares, how in ((0, MANY), (1, ONE))
+        {"BITS": bits, "SQUARES": squares, "LONG": squares, **how, "ROWS": 8}
+        for bits, squares, how in ((1, 0, MANY), (4, 1, ONE), (4, 0, MANY))
     ]),
     "kernels.rotation._write": ({}, [
-        {"BITS": bits, "SAY": 1, **how, "G": 128} for bits, how in ((3, MANY), (1, ONE), (4, ONE))
+        {"BITS": bits, "SAY": 1, "LOG": log, **how, "G": 128}
+        for bits, log, how in ((1, 10, MANY), (3, 10, MANY), (1, 12, ONE), (4, 4, ONE))
     ]),
-    "kernels.rotation._sum": ({}, [{"BITS": 4, **how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.rotation._sum": ({}, [
+        {"BITS": bits, "LOG": log, **how, "TILE": 1024} for bits, log, how in ((1, 10, ALL), (4, 10, ALL), (3, 4, SUM))
+    ]),
     "kernels.tables._encode": ({}, [{"BITS": bits, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
     "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),
     "kernels.tables._decode": ({"begins": "*i64", "most": "i64"}, [
@@ -325,10 +329,10 @@ def kernels() -> dict[str, Any]:
 
 def compiled(
     kernel: Any, special: dict[str, str], constants: dict[str, Any], *,
-    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (),
+    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
-    ones: of the integers those that are 1, which the compiler then knows.
+    ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows.
     """
     signature, narrow = {}, numbers == "i32"
     if constants.get("MANY"):
@@ -353,8 +357,10 @@ def compiled(
         else:
             signature[name] = POINTERS.get(name, "*fp32")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    begins = [k for k, name in enumerate(kernel.arg_names) if narrow and signature[name].startswith("*")]
-    source = ASTSource(kernel, signature, places, {(k,): [["tt.divisibility", 16]] for k in begins})
+    kinds = ("*", "i32") if even else ("*",)
+    known = [name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in WORDS]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
+    source = ASTSource(kernel, signature, places, attributes)
     return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
 
 
@@ -406,7 +412,8 @@ def main() -> None:
             hits = {
                 f"{hit} where {ones} are 1"
                 for way, ones in jobs
-                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones))
+                for even in ((False,) if ones else (False, True))
+                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones, even=even))
             }
         else:
             cases = [(special, way) for way in (ways[:1] if how else ways)]
