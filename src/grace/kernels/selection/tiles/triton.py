@@ -217,7 +217,7 @@ class Notes(NamedTuple):
 
     @staticmethod
     def of(look: Look, device: torch.device, state: Tensor | None, least: int | Tensor = 0) -> Notes:
-        """Without anything noted."""
+        """Without anything noted; ``state [rows, 10]`` and ``least [rows]`` as above."""
         slabs = torch.empty(look.tiles, ROOM, dtype=torch.int16, device=device)
         return Notes(slabs, torch.empty(1, look.tiles, dtype=torch.int32, device=device), state, least)
 
@@ -225,7 +225,9 @@ class Notes(NamedTuple):
     def of_largest(
         look: Look, like: Tensor, memory: Tensor | None, added: bool, kept: Tensor | None, k: int | None
     ) -> Notes:
-        """For the k largest of each row; ``kept`` is None, or says k for each. added: there are memories."""
+        """For the k largest of each row; ``kept`` is None, or int64 ``[rows, 2]`` that says k for each. added: there are
+        memories, of which ``memory [b, n]`` is that of the only tensor. ``like``, of any shape, is on their device.
+        """
         state = torch.empty(look.rows, COLUMNS, dtype=torch.int32, device=like.device)
         table, x, n, _tiles, _spans = look.given
         how = {name: look.constants[name] for name in ("MANY", "EVEN")}
@@ -287,7 +289,9 @@ class Look(NamedTuple):
     def measure(
         self, marks: Marks, memory: Tensor | None, rest: Tensor | None, notes: Notes | None, added: bool, copy: bool
     ) -> None:
-        """Sums with memories (added: there are some), which are copied into the rests, and notes of them, if wanted."""
+        """Sums with memories (added: there are some), copied into the rests with ``copy``, and notes of them, if wanted. Of the
+        only tensor the memory and the rest are ``[b, n]``.
+        """
         slabs, counts, state, least = notes or (None, None, None, 0)
         self.launch(_measure, memory, rest, marks.words, slabs, counts, state, least, HAS_MEMORY=added, COPY=copy,
                     NOTE=notes is not None, TOPK=state is not None, EACH=isinstance(least, Tensor), COLUMNS=COLUMNS,
