@@ -289,8 +289,9 @@ class Look(NamedTuple):
     def measure(
         self, marks: Marks, memory: Tensor | None, rest: Tensor | None, notes: Notes | None, added: bool, copy: bool
     ) -> None:
-        """Sums with memories (added: there are some), copied into the rests with ``copy``, and notes of them, if wanted. Of the
-        only tensor the memory and the rest are ``[b, n]``.
+        """Sums with memories (added: there are some), copied into the rests with ``copy``, and notes of them, if wanted.
+
+        memory, rest: ``[b, n]`` of the only tensor.
         """
         slabs, counts, state, least = notes or (None, None, None, 0)
         self.launch(_measure, memory, rest, marks.words, slabs, counts, state, least, HAS_MEMORY=added, COPY=copy,
