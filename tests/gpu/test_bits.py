@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from grace.contract.method import Method
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
 from grace.verify.inputs import UGLY, normal
-from grace.verify.running import same_bits
+from grace.verify.running import run, same_bits
 from tests.golden.golden import COMPRESSORS, GOLDEN, METHODS, conversation, decoded, encoded
 from tests.golden.test_golden import BY_LAPACK
 from tests.gpu.here import DEVICE, few, needs_gpu
@@ -44,6 +46,8 @@ BY_TORCH = (
     "varsparse",
     "strom",
 )
+# Of which the code of an inf, of a wire that is marked, so that nobody reads it, is what the processor makes of it.
+WORDS_OF_INF = ("qsgd:norm=l2",)
 BUCKETS = {**FIXED, **ONE_BY_ONE, **UNEVEN, **TOLD}
 KINDS: dict[str, Shapes] = {"small": test_many.SMALL, "some": test_many.SHAPES, "large": test_many.LARGE}
 SIZES = [
@@ -66,11 +70,22 @@ def is_exact(spec: str) -> bool:
     return spec.partition(":")[0] not in BY_TORCH
 
 
+@contextmanager
+def at(device: torch.device, on_cpu: str = "reference") -> Iterator[None]:
+    """Triton's kernels there, or those of a CPU whose flags stay tensors as they do there, in states too."""
+    if device is DEVICE:
+        with backends.using("triton"):
+            yield
+    else:
+        with backends.using(on_cpu), cpu_as_accelerator():
+            yield
+
+
 def assert_agrees(method: Method[Any], xs: list[Tensor], exact: bool, what: object, count: int = 2) -> None:
     """Means and states of some steps."""
-    with backends.using("native"):
+    with at(HOST, "native"):
         want = test_triton.steps(method, xs, count)
-    with backends.using("triton"):
+    with at(DEVICE):
         got = test_triton.steps(method, [x.to(DEVICE) for x in xs], count)
     for k, (a, b) in enumerate(zip(got, want, strict=True)):
         if exact:
@@ -79,11 +94,53 @@ def assert_agrees(method: Method[Any], xs: list[Tensor], exact: bool, what: obje
             torch.testing.assert_close(a.cpu(), b, rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
+def assert_agrees_by_lapack(method: Method[Any], xs: list[Tensor], what: object) -> None:
+    """Means of some steps, to the rounding of the largest number. What they are made of, singular vectors and a basis, may
+    have other signs and another order there: they are not compared.
+    """
+    with at(HOST, "native"):
+        want = means_of(method, xs, 4)
+    with at(DEVICE):
+        got = means_of(method, [x.to(DEVICE) for x in xs], 4)
+    for k, (a, b) in enumerate(zip(got, want, strict=True)):
+        largest = float(b.abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(
+            a.cpu(), b, rtol=2e-4, atol=1e-5 * largest, msg=lambda text, k=k: f"{what}: {k}: {text}"
+        )
+
+
+def means_of(method: Method[Any], xs: list[Tensor], count: int) -> list[Tensor]:
+    """The means of rank 0, as float64."""
+    states, out = None, []
+    for step in range(count):
+        done = run(method, xs, states, step=step)
+        states = [one.state for one in done]
+        out.append(done[0].mean.double())
+    return out
+
+
+def with_one_nan(means: Any) -> Any:
+    """The means of all ranks, in bytes, where each NaN is the same one: what comes of NaN + h depends on the processor."""
+    return [
+        {name: (dtype, shape, _with_one_nan(dtype, raw)) for name, (dtype, shape, raw) in rank.items()}
+        for rank in means
+    ]
+
+
+def _with_one_nan(dtype: torch.dtype, raw: bytes) -> bytes:
+    numbers = torch.frombuffer(bytearray(raw), dtype=dtype)
+    return numbers.masked_fill_(numbers.isnan(), torch.nan).view(torch.uint8).numpy().tobytes()
+
+
 @pytest.mark.parametrize("spec", few(CASES))
 def test_means_and_memories_of_every_case(spec: str) -> None:
     world = 3 if getattr(CASES[spec], "server", 0) < 3 else 5
     for name, make in UGLY.items():
-        assert_agrees(CASES[spec], [make(rank) for rank in range(world)], is_exact(spec), name)
+        xs = [make(rank) for rank in range(world)]
+        if spec.partition(":")[0] in BY_LAPACK:
+            assert_agrees_by_lapack(CASES[spec], xs, name)
+        else:
+            assert_agrees(CASES[spec], xs, is_exact(spec), name)
 
 
 @pytest.mark.parametrize("spec", few(OF_SIZES))
@@ -107,16 +164,26 @@ def test_means_and_memories_of_many_numbers(spec: str) -> None:
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, kind: str) -> None:
     if not is_exact(spec):
         pytest.skip("its parts are torch operations")
-    out = []
-    for backend, device in (("reference", HOST), ("triton", DEVICE)):
-        with backends.using(backend), cpu_as_accelerator():
-            run = Run(Policy([("*", spec)]), 2, KINDS[kind], lambda _, device=device: device is DEVICE, dtype, device)
-            out.append(([run.step() for _ in range(3)], run.seen))
-    (want, told), (got, heard) = out
-    assert heard == told, "bytes"
+    (want, told), (got, heard) = (tell(spec, KINDS[kind], dtype, device) for device in (HOST, DEVICE))
+    for step, (a, b) in enumerate(zip(heard, told, strict=True)):
+        assert a == b or (step == 2 and spec in WORDS_OF_INF), f"step {step}: bytes"
     for step, (a, b) in enumerate(zip(got, want, strict=True)):
         for part, x, y in zip(("means", "states", "traffic"), a, b, strict=True):
+            if part == "means" and "ef21" in spec:  # which adds what it has to means that are not finite
+                x, y = with_one_nan(x), with_one_nan(y)
             assert x == y, f"step {step}: {part}"
+
+
+def tell(spec: str, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Any]]:
+    """Of three steps, the third of which is not finite: (means, states and traffic, the bytes that are sent)."""
+    with at(device):
+        workers = Run(Policy([("*", spec)]), 2, shapes, lambda _: device is DEVICE, dtype, device)
+        done, sent = [], []
+        for _ in range(3):
+            begin = len(workers.seen)
+            done.append(workers.step())
+            sent.append(workers.seen[begin:])
+        return done, sent
 
 
 @pytest.mark.parametrize("name", few(COMPRESSORS))
@@ -158,8 +225,8 @@ def test_signs_of_every_size(codec: str) -> None:
 def test_sizes_that_depend_on_the_data_are_those_of_the_cpu() -> None:
     """A bucket of which some tensors go without a list, over 3 workers."""
     spec, out = test_counted.SHARE[0][0], []
-    for backend, device in (("reference", HOST), ("triton", DEVICE)):
-        with backends.using(backend), cpu_as_accelerator():
-            run = Run(Policy([("*", spec)]), 3, test_counted.MIXED, lambda _: True, torch.float32, device)
-            out.append(([run.step() for _ in range(4)], run.seen))
+    for device in (HOST, DEVICE):
+        with at(device):
+            workers = Run(Policy([("*", spec)]), 3, test_counted.MIXED, lambda _: True, torch.float32, device)
+            out.append(([workers.step() for _ in range(4)], workers.seen))
     assert out[0] == out[1]

@@ -96,12 +96,12 @@ def test_laws_hold(spec: str) -> None:
 
 
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
 
 
 @triton.jit
-def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
+def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0).to(tl.float32)
 
 

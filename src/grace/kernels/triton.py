@@ -160,6 +160,14 @@ def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
         byte |= tl.where(right < 0, high[:, None] << tl.minimum(tl.maximum(-right, 0), 8).to(tl.uint64)[None, :], 0)
         where = (first // 8 * BITS + g * BITS)[:, None] + o[None, :]
         tl.store(at + where, (byte & 0xFF).to(tl.uint8), (o < BITS)[None, :] & (where < width))
+    elif BITS == 8:
+        where = first + tl.arange(0, G)[:, None] * 8 + column[None, :]
+        store_tile(at + where, code.to(tl.uint8), where < width, first + 8 * G <= width)
+    elif 8 % BITS == 0:
+        shift = column % (8 // BITS) * BITS
+        byte = tl.sum(tl.reshape(code << shift[None, :], (G, BITS, 8 // BITS)), 2)
+        where = first // 8 * BITS + g[:, None] * BITS + tl.arange(0, BITS)[None, :]
+        tl.store(at + where, byte.to(tl.uint8), where < width)
     else:
         word = tl.sum(code.to(tl.int64) << (column * BITS).to(tl.int64)[None, :], 1)  # [G]; the fields are disjoint
         byte = (word[:, None] >> (8 * column).to(tl.int64)[None, :]) & 0xFF
@@ -269,9 +277,11 @@ def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl
 @triton.jit
 def block_max_of(x, e, top, row, k, inner, n, block, nb, HAS_MEMORY: tl.constexpr):
     """As :func:`block_max_kernel`, of the numbers ``inner`` of the blocks k of a row."""
-    i = k[:, None] * block + inner[None, :]
-    inside = (inner[None, :] < block) & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    begin = (row * n + k * block)[:, None]
+    left = tl.minimum(n - k * block, block)[:, None]
+    inside = inner[None, :] < left
+    full = tl.min(inside.to(tl.int32)) > 0
+    p = load_sum(x + begin, e + begin, inner[None, :], inside, HAS_MEMORY, full)
     tl.atomic_max(top + row * nb + k, tl.max(magnitude(p), 1), k < nb)
 
 
@@ -321,26 +331,33 @@ def piece_sum_of(
     """As :func:`piece_sum_kernel`, of the pieces j of a row."""
     begin = (j % pieces) * 4096
     start = (j // pieces) * block + begin
-    lane = tl.arange(0, 16)
-    inner = begin[:, None] + lane[None, :]
-    i = start[:, None] + lane[None, :]
-    inside = (inner < block) & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
-    total = _measure(p, inside, tau, KIND)
-    lower = tl.where(p >= tau, 0.0, p).to(tl.float64)
-    above = ((p >= tau) & inside).to(tl.float64)
-    for t in range(1, turns):
-        inside = (inner + 16 * t < block) & (i + 16 * t < n)
-        p = load_sum(x, e, row * n + i + 16 * t, inside, HAS_MEMORY)
+    left = tl.minimum(tl.minimum(block - begin, n - start), 4096).to(tl.int32)
+    at = row * n + start
+    total, lower, above = sum_pieces(x, e, at, left, turns, tau, KIND, HAS_MEMORY, ROWS)
+    at = out + row * count + j
+    tl.store(at, total, j < count)
+    if KIND == 2:
+        tl.store(at + plane, lower, j < count)
+        tl.store(at + 2 * plane, above, j < count)
+
+
+@triton.jit
+def sum_pieces(x, e, at, left, turns, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr):
+    """float64 ``[ROWS]``: the ordered sums of pieces that begin at ``at [ROWS]``, of ``left [ROWS]`` int32 numbers; with KIND
+    2 also of what is on the lower side of tau, and how many are on the upper.
+    """
+    lane = tl.arange(0, 16)[None, :]
+    total = tl.full((ROWS, 16), -0.0, tl.float64)  # which changes nothing that is added to it
+    lower = total
+    above = tl.full((ROWS, 16), 0.0, tl.float64)
+    for t in tl.range(0, turns, loop_unroll_factor=8):  # so that eight loads are under way
+        inside = lane + 16 * t < left[:, None]
+        p = load_sum(x + at[:, None], e + at[:, None], lane + 16 * t, inside, HAS_MEMORY)
         total += _measure(p, inside, tau, KIND)
         if KIND == 2:
             lower += tl.where(p >= tau, 0.0, p).to(tl.float64)
             above += ((p >= tau) & inside).to(tl.float64)
-    at = out + row * count + j
-    tl.store(at, halves(total, ROWS), j < count)
-    if KIND == 2:
-        tl.store(at + plane, halves(lower, ROWS), j < count)
-        tl.store(at + 2 * plane, halves(above, ROWS), j < count)
+    return halves(total, ROWS), halves(lower, ROWS), halves(above, ROWS)
 
 
 @triton.jit
@@ -356,23 +373,18 @@ def join_pieces_kernel(pieces_of, out, blocks, pieces, ROWS: tl.constexpr):
 
 # ---- Hadamard's transform -------------------------------------------------------------------------------------------
 @triton.jit
-def pieces_at(i, n, LOG: tl.constexpr):
-    """int32: how long the pieces are in which numbers i of a row are transformed; 1 for those that stay as they are."""
-    r = (i & ((1 << LOG) - 1)).to(tl.int32)
-    left = tl.minimum(n - (i >> LOG << LOG), 1 << LOG).to(tl.int32)
-    size = tl.full(i.shape, 1, tl.int32)
-    at = r - r
-    for t in tl.static_range(0, LOG - (4 if LOG > 4 else LOG) + 1):
-        piece = (1 << LOG) >> t
-        fits = left - at >= piece
-        size = tl.where(fits & (r >= at) & (r < at + piece), piece, size)
-        at += tl.where(fits, piece, 0)
-    return size
+def pieces_at(r, left, LOG: tl.constexpr):
+    """int32: the numbers whose highest bit is how long the piece is in which number r of those of some blocks is transformed,
+    int32, when a row has ``left`` more; 1 for those that stay as they are.
+    """
+    rest = tl.minimum(left - (r >> LOG << LOG), 1 << LOG)
+    size = (r & ((1 << LOG) - 1)) ^ rest  # the highest bit that rest has and r has not, of those where they differ
+    return tl.where(size >= (1 << LOG if LOG < 4 else 16), size, 1)
 
 
 @triton.jit
 def root_of(size):
-    """The float32 nearest to ``1 / sqrt(size)``, of powers of two."""
+    """The float32 nearest to ``1 / sqrt(size)`` for the highest bit of each size."""
     power = (size.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     even = (127 - power // 2) << 23
     odd = ((126 - power // 2) << 23) | 0x3504F3  # 1/sqrt(2)
@@ -381,10 +393,12 @@ def root_of(size):
 
 @triton.jit
 def turn_pairs(y, size, near, S: tl.constexpr, TILE: tl.constexpr):
-    """Pairs S apart, which in the row are ``near`` apart: (p, q) becomes (p + q, p - q) in pieces that are longer."""
+    """Pairs S apart, which in the row are ``near`` apart: (p, q) becomes (p + q, p - q) in pieces that are longer, of which
+    ``size`` has the highest bits.
+    """
     p, q = tl.split(tl.permute(tl.reshape(y, (TILE // (2 * S), 2, S)), (0, 2, 1)))
     turned = tl.reshape(tl.permute(tl.join(p + q, p - q), (0, 2, 1)), (TILE,))
-    return tl.where(size > near, turned, y)
+    return tl.where(size >= 2 * near, turned, y)
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------------

@@ -83,10 +83,16 @@ def lanes_of_tile(key0, key1, step, first, G: tl.constexpr):
 
 
 @triton.jit
+def sign_words(key0, key1, step, first, TILE: tl.constexpr):
+    """``[TILE / 32]`` uint32: the words of a stream with the bits from ``first`` on, a multiple of 64."""
+    low, high = threefry(key0, key1, ((first >> 6) + tl.arange(0, TILE // 64)).to(tl.uint32), step)
+    return tl.reshape(tl.join(low, high), (TILE // 32,))
+
+
+@triton.jit
 def signs_of_tile(key0, key1, step, first, TILE: tl.constexpr):
     """``[TILE]`` uint32, 0 or 1: the bits of a stream's words from ``first`` on, a multiple of 64."""
-    low, high = threefry(key0, key1, ((first >> 6) + tl.arange(0, TILE // 64)).to(tl.uint32), step)
-    words = tl.reshape(tl.join(low, high), (TILE // 32,))
+    words = sign_words(key0, key1, step, first, TILE)
     return tl.reshape((words[:, None] >> tl.arange(0, 32).to(tl.uint32)[None, :]) & 1, (TILE,))
 
 

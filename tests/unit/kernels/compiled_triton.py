@@ -31,6 +31,7 @@ POINTERS = {
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
+    "finer": "*i32",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
@@ -44,13 +45,16 @@ _FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+WARP = {"num_warps": 1, "maxnreg": 128}
 TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
 ALL = {"n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
-LOOK = {"table": None, "programs": None, "MANY": 0, "EVEN": 0, "HELD": 0}
+LOOK = {**dict.fromkeys(("table", "programs", "spans")), "MANY": 0, "EVEN": 0, "HELD": 0}
 LOOK_MANY = {**dict.fromkeys(("n", "tiles", "k")), "MANY": 1, "EVEN": 1, "HELD": 1}
 NO_STATE = {**LOOK_MANY, "state": None}
+SUMS_MANY = {**LOOK_MANY, "e": None, "rest": None}
+NOTED = {"COLUMNS": 10, "GROUP": 8, "CHUNK": 128, "ROOM": 512, "TILE": 4096}
 LIST = {**dict.fromkeys(("table", "programs", "lists")), "MANY": 0, "EACH": 0, "EVEN": 0}
 LIST_MANY = {
     **dict.fromkeys(("w", "row_stride", "n", "k", "number", "low", "low_bytes", "size")),
@@ -67,12 +71,13 @@ FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
-        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "CLIP": s == 1, "G": 128, "PER": per}
+        {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "FINDS": s in (7, 127), "WHOLE": per == 8,
+         "CLIP": s == 1, "G": 128, "PER": per}
         for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8),
                                   (32767, 16, MANY, 8))
     ]),
     "kernels.levels._dequantize_sum": ({}, [
-        {"S": s, "BITS": bits, **how, "TILE": 1024}
+        {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "TILE": 1024}
         for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL), (200, 9, ALL), (9999, 15, SUM), (127, 8, SUM), (3, 3, SUM))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
@@ -86,20 +91,23 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
-        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "G": 128, "PER": 5 if rule == 3 else 8}
-        for how in (MANY, ONE) for rule in range(4)
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "FINDS": 0 < rule < 3,
+         "FLUSHES": how is ONE, "G": 512, "PER": 5 if rule == 3 else 8}
+        for how, block in ((MANY, 4096), (ONE, 256)) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
-        {"RULE": rule, "MAJORITY": rule != 1, **how, "TILE": 1024} for how in (ALL, SUM) for rule in range(4)
+        {"RULE": rule, "MAJORITY": rule != 1, **how, "block": block, "TILE": 1024}
+        for how, block in ((ALL, 4096), (SUM, 256)) for rule in range(4)
     ]),
-    "kernels.codebook._encode": ({}, [{**how, "TILE": 1024} for how in (MANY, ONE, BARE)]),
-    "kernels.codebook._sum": ({}, [{**how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.codebook._encode": ({}, [{**how, "block": 2048, "FINDS": 1, "TILE": 2048} for how in (MANY, ONE, BARE)]),
+    "kernels.codebook._sum": ({}, [{**how, "block": 2048, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.powers._encode": ({"tops": "*i32"}, [
-        {"BITS": bits, "OCTAVES": octaves, **how, "WHOLE": 1, "G": 128}
+        {"BITS": bits, "OCTAVES": octaves, **how, "block": 1 << 62, "FINDS": 0, "WHOLE": 1, "G": 128}
         for bits, octaves, how in ((4, 7, MANY), (8, 126, ONE), (9, 254, MANY))
     ]),
     "kernels.powers._sum": ({}, [
-        {"BITS": bits, "OCTAVES": octaves, **how, "TILE": 1024} for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
+        {"BITS": bits, "OCTAVES": octaves, **how, "block": 1 << 62, "TILE": 1024}
+        for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
     ]),
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
@@ -150,17 +158,18 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
     "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
+    "kernels.selection.tiles._estimate": ({}, [
+        {**how, "HAS_MEMORY": 1, "COLUMNS": 10, "BITS": 16, "SAMPLE": 8192}
+        for how in (
+            {"n": None, "e": None, "k": None, "MANY": 1, "EVEN": 1}, {"table": None, "kept": None, "MANY": 0, "EVEN": 0}
+        )
+    ]),
     "kernels.selection.tiles._measure": ({}, [
-        {**how, "HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096}
-        for topk, how in ((1, {**LOOK_MANY, "e": None, "rest": None}), (0, LOOK))
-    ]),
-    "kernels.selection._pick": ({}, [
-        {"k": None, "MANY": 1, "FIRST": 1, "BINS": 2048}, {"kept": None, "MANY": 0, "FIRST": 1, "BINS": 2048},
-        {"kept": None, "k": None, "MANY": 1, "FIRST": 0, "BINS": 1024},
-    ]),
-    "kernels.selection.tiles._note": ({}, [
-        {**how, "TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096}
-        for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}), (0, {**NO_STATE, "words": None}))
+        {**how, "HAS_MEMORY": 1, "COPY": 1, "NOTE": note, "TOPK": topk, "COLUMNS": 10, "ROOM": 512, "TILE": 4096}
+        for note, topk, how in (
+            (1, 1, {**SUMS_MANY, "EACH": 0}), (1, 0, {**LOOK, "state": None, "EACH": 0}),
+            (1, 0, {**SUMS_MANY, "state": None, "EACH": 1}), (0, 0, {**LOOK, "state": None, "EACH": 0}),
+        )
     ]),
     "kernels.counted._plan": ({"total": "*i32", "widths": "*i64"}, [
         {"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 2))
@@ -170,10 +179,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"LEVELS": 11, "EVEN": 1, "TILE": 1024}
     ]),
     "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
-    "kernels.selection._refine": ({}, [{**how, "BINS": 1024, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
-    "kernels.selection._tally": ({}, [{**how, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
+    "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
+    "kernels.selection._refine": ({}, [
+        {**how, "ROUND": r, "BINS": bins, "FINER": finer, **NOTED}
+        for r, bins, finer, how in ((0, 0, 2048, LOOK_MANY), (1, 2048, 1024, LOOK), (2, 1024, 1024, LOOK_MANY))
+    ]),
+    "kernels.selection._tally": ({}, [{**how, "BINS": 1024, **NOTED} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
-        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, "ROOM": 256, "TILE": 4096}
+        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, **NOTED}
         for topk, listed, how in (
             (1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY),
         )
@@ -205,45 +218,52 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
-            (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
-            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, TURNED),
+            (10, 1, 1, 2, 1, 1024, {**TURNED, **WARP}), (4, 1, 1, 1, 0, 1024, {**TURN, **WARP}), (12, 1, 1, 2, 3, 4096, TURN),
+            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, {**TURNED, **WARP}),
             (14, 0, 1, 2, 1, 4096, TURNED),
         )
     ]),
     "kernels.rotation._sums": ({"out": "*fp64"}, [
-        {"BITS": 4, "SQUARES": squares, **how, "ROWS": 16} for squares, how in ((0, MANY), (1, ONE))
+        {"BITS": bits, "SQUARES": squares, "LONG": squares, **how, "ROWS": 8}
+        for bits, squares, how in ((1, 0, MANY), (4, 1, ONE), (4, 0, MANY))
     ]),
     "kernels.rotation._write": ({}, [
-        {"BITS": bits, "SAY": 1, **how, "G": 128} for bits, how in ((3, MANY), (1, ONE), (4, ONE))
+        {"BITS": bits, "SAY": 1, "LOG": log, **how, "G": 128}
+        for bits, log, how in ((1, 10, MANY), (3, 10, MANY), (1, 12, ONE), (4, 4, ONE))
     ]),
-    "kernels.rotation._sum": ({}, [{"BITS": 4, **how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.rotation._sum": ({}, [
+        {"BITS": bits, "LOG": log, **how, "TILE": 1024} for bits, log, how in ((1, 10, ALL), (4, 10, ALL), (3, 4, SUM))
+    ]),
     "kernels.tables._encode": ({}, [{"BITS": bits, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
     "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),
     "kernels.tables._decode": ({"begins": "*i64", "most": "i64"}, [
         {"SUM_BITS": bits, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
     ]),
     "kernels.floats._encode": ({}, [
-        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
+        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "block": 512,
+         "FINDS": 1, "WHOLE": 1, "TILE": 1024}
         for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))
     ]),
     "kernels.floats._sum": ({}, [
-        {"FRACTION": m, "LEAST": least, **how, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
+        {"FRACTION": m, "LEAST": least, **how, "block": 512, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
     ]),
     "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
-        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)
     ]),
     "kernels.tails._tail_sums": ({"out": "*fp64", "bounds": "*fp32"}, [
         {"EVEN": 1, "HAS_MEMORY": memory, "ROWS": 16} for memory in (1, 0)
     ]),
     "kernels.fixed._encode": ({}, [
-        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "WHOLE": 1, "G": 128}
+        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "block": 1024, "FINDS": 1, "WHOLE": 1, "G": 128}
         for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
     ]),
-    "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, **how, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))]),
+    "kernels.fixed._sum": ({}, [
+        {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
+    ]),
     "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 4096}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
-    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)]),
+    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
     "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
     "random._uniform": ({}, [{"TILE": 1024}]),
@@ -251,10 +271,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
-    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
-    "kernels.selection.tiles.row_at", "kernels.selection.tiles.noted", "kernels.sparse._listed",
-    "kernels.index_lists._list_at", "kernels.gap_lists._code_at", "kernels.rotation.turns._turner_at",
-    "kernels.low_rank.matrix_at",
+    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.tile_to_add",
+    "kernels.many.blocks_at",
+    "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
+    "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
+    "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
@@ -263,7 +284,7 @@ NARROW = {
     "kernels.finite._add": "x",
     "kernels.rotation.turns._rotate": "xp",
     "kernels.selection.tiles._measure": "x",
-    "kernels.selection.tiles._note": "x",
+    "kernels.selection.tiles._estimate": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.counted._sample": ["like"],
@@ -310,15 +331,16 @@ def kernels() -> dict[str, Any]:
 
 def compiled(
     kernel: Any, special: dict[str, str], constants: dict[str, Any], *,
-    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (),
+    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
-    ones: of the integers those that are 1, which the compiler then knows.
+    ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows.
     """
     signature, narrow = {}, numbers == "i32"
     if constants.get("MANY"):
         special = {"shrink": "*fp32", "least": "*i32", **special}
     unseen = {name for name, value in constants.items() if value is None}
+    options = {name: value for name, value in constants.items() if name in ("num_warps", "maxnreg")}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}
     constants |= dict.fromkeys(ones, 1)
     for name in kernel.arg_names:
@@ -337,9 +359,11 @@ def compiled(
         else:
             signature[name] = POINTERS.get(name, "*fp32")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    begins = [k for k, name in enumerate(kernel.arg_names) if narrow and signature[name].startswith("*")]
-    source = ASTSource(kernel, signature, places, {(k,): [["tt.divisibility", 16]] for k in begins})
-    return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused})
+    kinds = ("*", "i32") if even else ("*",)
+    known = [name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in WORDS]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
+    source = ASTSource(kernel, signature, places, attributes)
+    return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
 
 
 def faults(code: Any) -> list[str]:
@@ -390,7 +414,8 @@ def main() -> None:
             hits = {
                 f"{hit} where {ones} are 1"
                 for way, ones in jobs
-                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones))
+                for even in ((False,) if ones else (False, True))
+                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones, even=even))
             }
         else:
             cases = [(special, way) for way in (ways[:1] if how else ways)]

@@ -217,7 +217,7 @@ def _any_is_good(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP
 
 
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return load_sum(x, e, i, inside, 0)
 
 

@@ -50,7 +50,7 @@ def test_rotations(n: int, block: int) -> None:
     rotations(n, block)
 
 
-@pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 300)], ids=repr)
+@pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 1100)], ids=repr)
 def test_codes_of_rotated_blocks(codec: Fused, n: int) -> None:
     codes(codec, n)
 
@@ -133,7 +133,7 @@ def test_codes_of_many_sizes(codec: Fused) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
 
 
@@ -148,15 +148,25 @@ def _all_plus(key0, key1, step, first, TILE: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _one_long_piece(i, n, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.full(i.shape, 1 << LOG, tl.int32)
+def _one_long_piece(r, left, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.full(r.shape, 1 << LOG, tl.int32)
 
 
 @triton.jit
 def _other_way_round(y, size, near, S: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     p, q = tl.split(tl.permute(tl.reshape(y, (TILE // (2 * S), 2, S)), (0, 2, 1)))
     turned = tl.reshape(tl.permute(tl.join(p + q, q - p), (0, 2, 1)), (TILE,))
-    return tl.where(size > near, turned, y)
+    return tl.where(size >= 2 * near, turned, y)
+
+
+@triton.jit
+def _as_they_were(ys, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    return ys
+
+
+@triton.jit
+def _unsigned(y, words, bit):  # type: ignore[no-untyped-def]
+    return y
 
 
 @triton.jit
@@ -193,6 +203,8 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("turns.triton.signs_of_tile", _all_plus, lambda: rotations(50, 8)),
     ("turns.triton.pieces_at", _one_long_piece, lambda: rotations(50, 16)),
     ("turns.triton.turn_pairs", _other_way_round, lambda: rotations(50, 8)),
+    ("turns.triton._turn_columns", _as_they_were, lambda: rotations(1100, 64)),
+    ("turns.triton._signed", _unsigned, lambda: rotations(1100, 64)),
     ("triton.halves", _squared, lambda: codes(DRIVE(block=16, scale="mse"), 30)),
     ("turns.triton.shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
     ("triton.blocks_at", _first_block, lambda: test_tensors_of_a_bucket(*BUCKETS[0])),

@@ -124,7 +124,7 @@ def _as_it_is(x, i, inside, number):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
+def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0).to(tl.float32)
 
 

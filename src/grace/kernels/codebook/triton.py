@@ -11,64 +11,79 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, encoder_at, so_far
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.triton import encoder_at, so_far, tile_to_add
 from grace.kernels.statistics.triton import largest, largest_of_many
-from grace.kernels.triton import load_float, load_sum, magnitude, mark_if, negated, store_float
+from grace.kernels.tiles.triton import fields_of_blocks, left_of, of_blocks, spread, store_fields, tops_of_blocks
+from grace.kernels.triton import load_sum, load_tile, magnitude, mark_if, negated, store_tile
 
 
 @triton.jit
 def _encode(
-    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, tops, entries, middle,
-    MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, TILE: tl.constexpr,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops, entries,
+    middle,
+    MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, FINDS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
+    """FINDS: whether blocks are in this tile, which finds what is largest in them."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, _key0, _key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    i = tile * TILE + tl.arange(0, TILE)
-    inside = i < n
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    left = left_of(n, first, TILE)
+    inside, full, begin = lane < left, left == TILE, start + first
+    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    k = i // block
-    top = tl.load(tops + head + k, inside, 0.0)
+    if FINDS:
+        top = tops_of_blocks(magnitude(p), block, TILE).to(tl.float32, bitcast=True)
+    else:
+        top = of_blocks(tops + head, first, lane, inside, n, block, TILE)
     scale = tl.where(top >= 1.1754943508222875e-38, top, 0.0)
     up = tl.where(scale < 5.421010862427522e-20, 1152921504606846976.0, 1.0)
     live = scale > 0
     factor = tl.where(live, tl.div_rn(tl.zeros_like(scale) + 1.0, tl.where(live, scale * up, 1.0)), 0.0)
-    y = tl.minimum(tl.abs(p) * up * factor, 1.0)
+    store_fields(base, scale, first, lane, inside, n, block, TILE)
+    y = tl.abs(p) * spread(up, first, lane, block, TILE) * spread(factor, first, lane, block, TILE)
+    y = tl.minimum(y, 1.0)
     code = tl.zeros((TILE,), tl.int32)  # how many middles are below y
     for turn in tl.static_range(0, 7):
         below = tl.load(middle + code + (64 >> turn) - 1) < y
         code += tl.where(below, 64 >> turn, 0)
     minus = (p < 0) & (code > 0)
-    store_float(base + 4 * k, scale, inside & (i % block == 0))
-    tl.store(base + 4 * nb + i, (code | tl.where(minus, 0x80, 0)).to(tl.uint8), inside)
+    store_tile(base + 4 * nb + first + lane, (code | tl.where(minus, 0x80, 0)).to(tl.uint8), inside, full)
     if HAS_REST:
         said = tl.load(entries + code)
-        tl.store(rest + start + i, p - tl.where(minus, negated(said), said) * scale, inside)
+        said = tl.where(minus, negated(said), said) * spread(scale, first, lane, block, TILE)
+        store_tile(rest + begin + lane, p - said, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, entries,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight, entries,
     MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
-    inside, total = i < n, so_far(out, i, n, ADD)
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
+    )
+    out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
+    inside, full = lane < left, left == TILE
+    total, legal = so_far(out, lane, left, ADD, full), lane >= 0
+    wrong = tl.full((1,), 0, tl.int32)
     for _ in range(W):
-        scale = load_float(base + 4 * (i // block), inside)
-        mark_if(marks, ((scale >= 0) & (scale < float("inf"))) == 0)
-        code = tl.load(base + 4 * nb + i, inside, 0).to(tl.int32)
-        mark_if(marks + 1, code == 0x80)
+        scale = fields_of_blocks(base, first, lane, inside, n, block, TILE)
+        wrong = tl.maximum(wrong, tl.max((((scale >= 0) & (scale < float("inf"))) == 0).to(tl.int32), 0))
+        code = load_tile(base + 4 * nb + first + lane, inside, full).to(tl.int32)
+        legal = legal & (code != 0x80)
         said = tl.load(entries + (code & 0x7F))
-        total += tl.where(code >= 0x80, negated(said), said) * (scale * weight)
+        total += tl.where(code >= 0x80, negated(said), said) * spread(scale * weight, first, lane, block, TILE)
         base += stride
-    tl.store(out + i, total, inside)
+    mark_if(marks, wrong > 0)
+    mark_if(marks + 1, (legal == 0) & inside)
+    store_tile(out + lane, total, inside, full)
 
 
 def encode_codebook(
@@ -84,8 +99,10 @@ def encode_codebook_many(message: Tensor, many: Many, book: Codebook, block: int
 
 
 def _write(job: Job, book: Codebook, block: int) -> Any:
-    tops = job.reduce(largest, largest_of_many, block)
-    return job.encode(_encode, block, tops, book.entries_on(tops.device), _middle_on(book, tops.device), TILE=TILE)
+    finds = fits_tile(block)
+    tops, tile = None if finds else job.reduce(largest, largest_of_many, block), span_of(block, whole=finds)
+    entries, middle = book.entries_on(job.device), _middle_on(book, job.device)
+    return job.encode(_encode, block, tops, entries, middle, FINDS=finds, tile=tile, TILE=tile)
 
 
 def sum_codebook(

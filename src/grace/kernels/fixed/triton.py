@@ -9,26 +9,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.fixed import BAD_UNIT, bad_code, fixed_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
 from grace.kernels.statistics.triton import largest, largest_of_many
-from grace.kernels.triton import (
-    load_code,
-    load_float,
-    load_sum,
-    magnitude,
-    mark_if,
-    positions_of,
-    round_half_even,
-    store_codes,
-    store_float,
+from grace.kernels.tiles.triton import (
+    fields_of_blocks,
+    lanes_of,
+    left_of,
+    load_codes,
+    of_blocks,
+    spread,
+    store_fields,
+    tops_of_blocks,
 )
+from grace.kernels.triton import load_sum, magnitude, mark_if, round_half_even, store_codes, store_tile
 from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
@@ -37,66 +36,84 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["key0", "key1", "step", "share", "most", "shrink"])
 def _encode(
-    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, tops, share, most, shrink,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops, share, most,
+    shrink,
     BITS: tl.constexpr, LEAST: tl.constexpr, RANDOM: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, FINDS: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """shrink: of many tensors, where theirs lie."""
+    """shrink: of many tensors, where theirs lie. FINDS: whether blocks are in this tile, which finds what is largest in
+    them.
+    """
     task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
     if MANY:
         shrink = tl.load(shrink + task)
-    first, i, counts = positions_of(tile, G, 8)
-    inside = counts & (i < n)
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
+    SPAN: tl.constexpr = G * 8
+    first = tile * SPAN
+    lane, _counts = lanes_of(G, 8)
+    left = left_of(n, first, SPAN)
+    inside, full, begin = lane < left, left == SPAN, start + first
+    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    k = i // block
-    unit = tl.load(tops + head + k, inside, 0.0) * share
+    if FINDS:
+        top = tops_of_blocks(magnitude(p), block, SPAN).to(tl.float32, bitcast=True)
+    else:
+        top = of_blocks(tops + head, first, lane, inside, n, block, SPAN)
+    unit = top * share
     unit = tl.where(unit > most, most, unit)
     unit = tl.where(unit < 1.1754943508222875e-38, 0.0, unit)
+    sent = tl.div_rn(unit, tl.zeros_like(unit) + shrink)
+    store_fields(base, sent, first, lane, inside, n, block, SPAN)
+    unit = spread(unit, first, lane, block, SPAN)
     live = unit > 0
     y = tl.where(live, tl.div_rn(p, tl.where(live, unit, 1.0)), 0.0)
-    top = (1 << (BITS - 1)) - 1
-    y = tl.where(y > top, top * 1.0, tl.where(y < -LEAST, -LEAST * 1.0, y))
+    MOST: tl.constexpr = (1 << (BITS - 1)) - 1
+    y = tl.where(y > MOST, MOST * 1.0, tl.where(y < -LEAST, -LEAST * 1.0, y))
     size = tl.abs(y)
     level = round_half_even(size)
     if RANDOM:
         if WHOLE:
-            lane = lanes_of_tile(key0, key1, step, start + first, G)
+            drawn = lanes_of_tile(key0, key1, step, begin, G)
         else:
-            lane = lanes_at(key0, key1, step, start + i)
+            drawn = lanes_at(key0, key1, step, begin + lane)
         near = level.to(tl.float32)
         low = near - tl.where(near > size, 1.0, 0.0)
-        u = (lane.to(tl.float32) + 0.5) * 0.0000152587890625
-        drawn = low + tl.where(u < size - low, 1.0, 0.0)
-        level = tl.where(tl.abs(size - near) <= tl.maximum(size, 1.0) * 1e-6, near, drawn).to(tl.int32)
+        u = (drawn.to(tl.float32) + 0.5) * 0.0000152587890625
+        chosen = low + tl.where(u < size - low, 1.0, 0.0)
+        level = tl.where(tl.abs(size - near) <= tl.maximum(size, 1.0) * 1e-6, near, chosen).to(tl.int32)
     code = tl.where(y < 0, -level, level)
-    store_codes(base + 4 * nb, tl.where(inside, code + top + 1, 0), first, n, code_width(n, BITS), BITS, G)
-    sent = tl.div_rn(unit, tl.zeros_like(unit) + shrink)
-    store_float(base + 4 * k, sent, inside & (i % block == 0))
+    store_codes(base + 4 * nb, tl.where(inside, code + MOST + 1, 0), first, n, code_width(n, BITS), BITS, G)
     if HAS_REST:
-        tl.store(rest + start + i, p - code.to(tl.float32) * sent, inside)
+        said = code.to(tl.float32) * spread(sent, first, lane, block, SPAN)
+        store_tile(rest + begin + lane, p - said, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     BITS: tl.constexpr, SYMMETRIC: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
-    inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
+    )
+    out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
+    inside, full = lane < left, left == TILE
+    total, width = so_far(out, lane, left, ADD, full), code_width(n, BITS)
+    least, fine = tl.full((TILE,), 1, tl.int32), lane >= 0
     for _ in range(W):
-        unit = load_float(base + 4 * (i // block), inside)
-        code, _good = load_code(base + 4 * nb, i, inside, width, BITS)
-        if SYMMETRIC:
-            mark_if(marks, (code < 1) & inside)
+        unit = spread(fields_of_blocks(base, first, lane, inside, n, block, TILE), first, lane, block, TILE)
+        code, _good = load_codes(base + 4 * nb, first, lane, inside, width, BITS)
+        least = tl.minimum(least, code)
         value = (code - (1 << (BITS - 1))).to(tl.float32) * unit
-        mark_if(marks + 1, ((unit >= 0) & (unit < float("inf")) & (tl.abs(value) < float("inf"))) == 0)
+        fine = fine & (unit >= 0) & (unit < float("inf")) & (tl.abs(value) < float("inf"))
         total += value * weight
         base += stride
-    tl.store(out + i, total, inside)
+    if SYMMETRIC:
+        mark_if(marks, (least < 1) & inside)
+    mark_if(marks + 1, (fine == 0) & inside)
+    store_tile(out + lane, total, inside, full)
 
 
 def encode_fixed(
@@ -124,7 +141,8 @@ def encode_fixed_many(
 
 def _write(job: Job, bits: int, block: int, clip: float, shrink: float | Tensor, random: bool) -> Any:
     q = (1 << (bits - 1)) - 1
-    least, tops = q + (clip < 1), job.reduce(largest, largest_of_many, block)
+    least, finds = q + (clip < 1), fits_tile(block)
+    tops, tile = None if finds else job.reduce(largest, largest_of_many, block), span_of(block, whole=finds)
     return job.encode(
         _encode,
         block,
@@ -136,7 +154,9 @@ def _write(job: Job, bits: int, block: int, clip: float, shrink: float | Tensor,
         BITS=bits,
         LEAST=least,
         RANDOM=random,
-        G=TILE // 8,
+        FINDS=finds,
+        tile=tile,
+        G=tile // 8,
     )
 
 

@@ -9,24 +9,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, encoder_at, so_far
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.triton import encoder_at, so_far, tile_to_add
 from grace.kernels.statistics.triton import largest, largest_of_many
+from grace.kernels.tiles.triton import fields_of_blocks, left_of, of_blocks, spread, store_fields, tops_of_blocks
 from grace.kernels.triton import (
-    load_float,
     load_sum,
+    load_tile,
     magnitude,
     mark_if,
     negated,
     power_of_two_as_float,
     round_half_even,
-    store_float,
+    store_tile,
 )
 from grace.random.triton import lanes_at, lanes_of_tile
 
@@ -72,57 +72,69 @@ def _round_at_random(y, lane, FRACTION: tl.constexpr, LEAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["key0", "key1", "step"])
 def _encode(
-    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, tops,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops,
     FRACTION: tl.constexpr, LEAST: tl.constexpr, LARGEST: tl.constexpr, MOST: tl.constexpr, RANDOM: tl.constexpr,
     MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr,
-    TILE: tl.constexpr,
+    FINDS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """FINDS: whether blocks are in this tile, which finds what is largest in them."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    first = tile * TILE
-    i = first + tl.arange(0, TILE)
-    inside = i < n
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    left = left_of(n, first, TILE)
+    inside, full, begin = lane < left, left == TILE, start + first
+    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    k = i // block
-    top = tl.minimum(tl.load(tops + head + k, inside, 0.0), MOST)
+    if FINDS:
+        top = tops_of_blocks(magnitude(p), block, TILE).to(tl.float32, bitcast=True)
+    else:
+        top = of_blocks(tops + head, first, lane, inside, n, block, TILE)
+    top = tl.minimum(top, MOST)
     scale = tl.div_rn(top, tl.zeros_like(top) + LARGEST)
     scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
+    store_fields(base, scale, first, lane, inside, n, block, TILE)
+    scale = spread(scale, first, lane, block, TILE)
     live = scale > 0
     y = tl.where(live, tl.div_rn(p, tl.where(live, scale, 1.0)), 0.0)
     if RANDOM:
         if WHOLE:
-            lane = tl.reshape(lanes_of_tile(key0, key1, step, start + first, TILE // 8), (TILE,))
+            drawn = tl.reshape(lanes_of_tile(key0, key1, step, begin, TILE // 8), (TILE,))
         else:
-            lane = lanes_at(key0, key1, step, start + i)
-        y = _round_at_random(y, lane, FRACTION, LEAST)
+            drawn = lanes_at(key0, key1, step, begin + lane)
+        y = _round_at_random(y, drawn, FRACTION, LEAST)
     y = tl.where(tl.abs(y) > LARGEST, tl.where(y > 0, LARGEST, -LARGEST), y)
     code = _code_of(y, FRACTION, LEAST)
-    store_float(base + 4 * k, scale, inside & (i % block == 0))
-    tl.store(base + 4 * nb + i, code.to(tl.uint8), inside)
+    store_tile(base + 4 * nb + first + lane, code.to(tl.uint8), inside, full)
     if HAS_REST:
         said, _finite = _value_of(code, FRACTION, LEAST)
-        tl.store(rest + start + i, p - said * scale, inside)
+        store_tile(rest + begin + lane, p - said * scale, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     FRACTION: tl.constexpr, LEAST: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
-    inside, total = i < n, so_far(out, i, n, ADD)
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
+    )
+    out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
+    inside, full = lane < left, left == TILE
+    total, legal, fine = so_far(out, lane, left, ADD, full), lane >= 0, lane >= 0
     for _ in range(W):
-        scale = load_float(base + 4 * (i // block), inside)
-        value, finite = _value_of(tl.load(base + 4 * nb + i, inside, 0).to(tl.int32), FRACTION, LEAST)
-        mark_if(marks, finite == 0)
+        scale = spread(fields_of_blocks(base, first, lane, inside, n, block, TILE), first, lane, block, TILE)
+        code = load_tile(base + 4 * nb + first + lane, inside, full).to(tl.int32)
+        value, finite = _value_of(code, FRACTION, LEAST)
+        legal = legal & finite
         value = value * scale
-        mark_if(marks + 1, ((scale >= 0) & (scale < float("inf")) & (tl.abs(value) < float("inf"))) == 0)
+        fine = fine & (scale >= 0) & (scale < float("inf")) & (tl.abs(value) < float("inf"))
         total += value * weight
         base += stride
-    tl.store(out + i, total, inside)
+    mark_if(marks, (legal == 0) & inside)
+    mark_if(marks + 1, (fine == 0) & inside)
+    store_tile(out + lane, total, inside, full)
 
 
 def encode_floats(
@@ -144,10 +156,12 @@ def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: in
 
 
 def _write(job: Job, kind: FloatFormat, block: int, random: bool) -> Any:
-    tops = job.reduce(largest, largest_of_many, block)
+    finds = fits_tile(block)
+    tops, tile = None if finds else job.reduce(largest, largest_of_many, block), span_of(block, whole=finds)
     return job.encode(
         _encode, block, tops, tells_whole=True,
-        FRACTION=kind.m, LEAST=kind.least, LARGEST=kind.F, MOST=MOST, RANDOM=random, TILE=TILE,
+        FRACTION=kind.m, LEAST=kind.least, LARGEST=kind.F, MOST=MOST, RANDOM=random, FINDS=finds, tile=tile,
+        TILE=tile,
     )  # fmt: skip
 
 

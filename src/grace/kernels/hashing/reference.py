@@ -38,6 +38,7 @@ def sketch_hashes(words: Tensor, rows: int, n: int, cols: int) -> Iterator[tuple
 
 def sketch_add_(sketch: Tensor, numbers: Tensor, cells: Tensor, signs: Tensor) -> None:
     signed = numbers[:, None, :].to(sketch.dtype) * signs  # [b, R, m]
+    # Keys share cells: on CUDA they are added in any order, and subnormal numbers are zeros.
     sketch.scatter_add_(2, cells.expand_as(signed), signed)
 
 

@@ -10,26 +10,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many, largest, largest_of_many
+from grace.kernels.tiles.triton import (
+    fields_of_blocks,
+    lanes_of,
+    left_of,
+    load_codes,
+    of_blocks,
+    spread,
+    store_fields,
+    tops_of_blocks,
+)
 from grace.kernels.triton import (
-    load_code,
-    load_float,
     load_sum,
     magnitude,
     mark_if,
     negated,
-    positions_of,
     round_half_even,
     round_wide_half_even,
     store_codes,
-    store_float,
+    store_tile,
 )
 from grace.random.triton import lanes_at, lanes_of_tile
 
@@ -39,66 +45,83 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["key0", "key1", "step", "shrink"])
 def _quantize(
-    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, norms, shrink,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, norms, shrink,
     S: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, CLIP: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, CLIP: tl.constexpr, FINDS: tl.constexpr, G: tl.constexpr,
+    PER: tl.constexpr,
 ):  # fmt: skip
-    """shrink: of many tensors, where theirs lie. CLIP: whether numbers may exceed their norm, and are cut to it."""
+    """shrink: of many tensors, where theirs lie. CLIP: whether numbers may exceed their norm, and are cut to it.
+
+    FINDS: whether the norm is the largest magnitude of a block in this tile.
+    """
     task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
     if MANY:
         shrink = tl.load(shrink + task)
-    first, i, counts = positions_of(tile, G, PER)
-    inside = counts & (i < n)
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
+    SPAN: tl.constexpr = G * PER
+    first = tile * SPAN
+    lane, counts = lanes_of(G, PER)
+    left = left_of(n, first, SPAN)
+    inside, full, begin = counts & (lane < left), (PER == 8) & (left == SPAN), start + first
+    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    norm = tl.load(norms + head + i // block, inside, 0.0)
-    q = p
-    if CLIP:
-        q = tl.where(tl.abs(p) <= norm, p, tl.where(p < 0, negated(norm), norm))  # a NaN, too
+    if FINDS:
+        norm = tops_of_blocks(magnitude(p), block, SPAN).to(tl.float32, bitcast=True)
+    else:
+        norm = of_blocks(norms + head, first, lane, inside, n, block, SPAN)
     zero = norm < 1.1754943508222875e-38
     up = tl.where(norm < 5.421010862427522e-20, 1152921504606846976.0, 1.0)
     levels = tl.zeros_like(norm) + S * 65536.0
+    sent = tl.where(zero, 0.0, norm) * shrink
+    store_fields(base, sent, first, lane, inside, n, block, SPAN)
+    q = p
+    if CLIP:
+        top = spread(norm, first, lane, block, SPAN)
+        q = tl.where(tl.abs(p) <= top, p, tl.where(p < 0, negated(top), top))  # a NaN, too
     if S > 127:  # with 16 bits more, float32 is exhausted
-        y = round_wide_half_even(
-            q.to(tl.float64) * tl.where(zero, 0.0, levels.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
-        )
+        factor = tl.where(zero, 0.0, levels.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
+        y = round_wide_half_even(q.to(tl.float64) * spread(factor, first, lane, block, SPAN))
     else:
         factor = tl.where(zero, 0.0, tl.div_rn(levels, tl.where(zero, 1.0, norm * up)))
-        y = round_half_even(q * up * factor)
+        y = round_half_even(q * spread(up, first, lane, block, SPAN) * spread(factor, first, lane, block, SPAN))
     if WHOLE:
-        lane = lanes_of_tile(key0, key1, step, start + first, G)
+        drawn = lanes_of_tile(key0, key1, step, begin, G)
     else:
-        lane = lanes_at(key0, key1, step, start + i)
-    size = ((tl.abs(y) + (0xFFFF - lane)) >> 16).to(tl.int32)
+        drawn = lanes_at(key0, key1, step, begin + lane)
+    size = ((tl.abs(y) + (0xFFFF - drawn)) >> 16).to(tl.int32)
     level = tl.where(y < 0, -size, size)
     level = tl.where(y == 0, 0, level)
     store_codes(base + 4 * nb, tl.where(inside, level + S, 0), first, n, code_width(n, BITS), BITS, G)
-    sent = tl.where(zero, 0.0, norm) * shrink
-    store_float(base + 4 * (i // block), sent, inside & (i % block == 0))
     if HAS_REST:
-        worth = tl.div_rn(sent, tl.zeros_like(norm) + S * 1.0)
-        tl.store(rest + start + i, p - level.to(tl.float32) * worth, inside)
+        worth = spread(tl.div_rn(sent, tl.zeros_like(norm) + S * 1.0), first, lane, block, SPAN)
+        store_tile(rest + begin + lane, p - level.to(tl.float32) * worth, inside, full)
 
 
 # Nor n: of an n that is known to be 1, pairs of codes are half used, and ptxas 12.8 forgets to subtract S from the other half.
 @triton.jit(do_not_specialize=["weight", "n"])
 def _dequantize_sum(
-    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     S: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
-    inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
+    )
+    out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
+    inside, full = lane < left, left == TILE
+    total, width = so_far(out, lane, left, ADD, full), code_width(n, BITS)
+    wrong, most = tl.full((1,), 0, tl.int32), tl.zeros((TILE,), tl.int32)
     for _ in range(W):
-        norm = load_float(base + 4 * (i // block), inside)
-        mark_if(marks, ((norm >= 0) & (norm < float("inf"))) == 0)
-        code, good = load_code(base + 4 * nb, i, inside, width, BITS)
-        mark_if(marks + 1, ((code > 2 * S) | (good == 0)) & inside)
+        norm = fields_of_blocks(base, first, lane, inside, n, block, TILE)
+        wrong = tl.maximum(wrong, tl.max((((norm >= 0) & (norm < float("inf"))) == 0).to(tl.int32), 0))
+        code, good = load_codes(base + 4 * nb, first, lane, inside, width, BITS)
+        most = tl.maximum(most, tl.where(good, code, 2 * S + 1))
         factor = tl.div_rn(norm, tl.zeros_like(norm) + S * 1.0) * weight
-        total += (code - S).to(tl.float32) * factor
+        total += (code - S).to(tl.float32) * spread(factor, first, lane, block, TILE)
         base += stride
-    tl.store(out + i, total, inside)
+    mark_if(marks, wrong > 0)
+    mark_if(marks + 1, (most > 2 * S) & inside)
+    store_tile(out + lane, total, inside, full)
 
 
 def quantize(
@@ -130,7 +153,8 @@ def quantize_many(
 
 def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip: float = 0.0) -> Any:
     how = (largest, largest_of_many) if norm == "linf" else (euclidean_norm, euclidean_norm_of_many)
-    norms, per = job.reduce(*how, block), 5 if s == 1 else 8
+    per, finds = 5 if s == 1 else 8, s > 1 and norm == "linf" and not clip and fits_tile(block)
+    norms, tile = None if finds else job.reduce(*how, block), span_of(block, whole=finds)
     if clip and isinstance(job, Tensors):
         norms = _cut(norms, job.many, block, clip)
     return job.encode(
@@ -140,10 +164,12 @@ def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip
         shrink,
         per=per,
         tells_whole=True,
+        tile=tile,
         S=s,
         BITS=_bits(s),
         CLIP=clip > 0,
-        G=TILE // 8,
+        FINDS=finds,
+        G=tile // 8,
         PER=per,
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
+from grace.compute.launching import MOST_PER_BLOCK, TILE, Marks, check_rows, even_runs, launch, signed
 from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
@@ -37,7 +37,7 @@ class Rows:
 
     def __init__(self, rows: Tensor, memory: Tensor | None, rest: Tensor | None, width: int, rng: Stream | None = None):
         check_rows(rows=rows, memory=memory, rest=rest)
-        self.rows, self.memory, self.rest, self.rng = rows, memory, rest, rng
+        self.rows, self.memory, self.rest, self.rng, self.device = rows, memory, rest, rng, rows.device
         self.wire = torch.empty(rows.shape[0], width, dtype=torch.uint8, device=rows.device)
 
     def reduce(self, of_rows: Callable[..., Any], of_many: Callable[..., Any], block: int, *args: Any) -> Any:
@@ -45,18 +45,25 @@ class Rows:
         return of_rows(self.rows, self.memory, block, *args)
 
     def encode(
-        self, kernel: Any, block: int, *args: Any, per: int = 8, tells_whole: bool = False, **constants: Any
+        self,
+        kernel: Any,
+        block: int,
+        *args: Any,
+        per: int = 8,
+        tells_whole: bool = False,
+        tile: int = TILE,
+        **constants: Any,
     ) -> tuple[Tensor, Flag]:
-        """Launches the kernel, with a program for ``per`` columns of codes at a time: (the wires ``[b, w]``, whether all was
-        finite). ``tells_whole``: also tell it, as ``WHOLE``, whether lanes of a tile begin at whole words.
+        """Launches the kernel, with a program for ``tile`` numbers, or ``per`` of each 8: (the wires ``[b, w]``, whether all
+        was finite). ``tells_whole``: also tell it, as ``WHOLE``, whether lanes of a tile begin at whole words.
         """
         (b, n), marks = self.rows.shape, Marks(self.rows)
         if tells_whole:
             constants["WHOLE"] = per == 8 and (b == 1 or n % 4 == 0)
         key = (0, 0, 0) if self.rng is None else (*self.rng.key(), step_word(self.rng.step, self.rows.device))
         launch(
-            kernel, (block_count(n, TILE // 8 * per), b), None, None, None, self.rows, self.memory, self.rest, self.wire,
-            marks.words, n, self.wire.shape[1], signed(key[0]), signed(key[1]), key[2], block, *args,
+            kernel, (block_count(n, tile // 8 * per), b), None, None, None, self.rows, self.memory, self.rest, self.wire,
+            marks.words, n, self.wire.shape[1], signed(key[0]), signed(key[1]), key[2], known_block(block, n, tile), *args,
             MANY=False, EVEN=False, HAS_MEMORY=self.memory is not None, HAS_REST=self.rest is not None, **constants,
         )  # fmt: skip
         return self.wire, marks.unset()
@@ -74,23 +81,30 @@ class Tensors:
     """
 
     def __init__(self, message: Tensor, many: Many, step: int | None = None):
-        self.message, self.many, self.step = message, many, step
+        self.message, self.many, self.step, self.device = message, many, step, many.device
 
     def reduce(self, of_rows: Callable[..., Any], of_many: Callable[..., Any], block: int, *args: Any) -> Any:
         """What ``of_many(many, block, ...)`` says of each block, of all tensors side by side."""
         return of_many(self.many, block, *args)
 
     def encode(
-        self, kernel: Any, block: int, *args: Any, per: int = 8, tells_whole: bool = False, **constants: Any
+        self,
+        kernel: Any,
+        block: int,
+        *args: Any,
+        per: int = 8,
+        tells_whole: bool = False,
+        tile: int = TILE,
+        **constants: Any,
     ) -> Tensor:
         """As :meth:`Rows.encode`: ``[T]`` bool, which tensors were finite."""
         many, marks = self.many, Marks(self.message, len(self.many))
         if tells_whole:
             constants["WHOLE"] = per == 8 and many.whole
-        block, tiles = many.clip(block), many.tiles(TILE // 8 * per)
+        heads, tiles = many.heads(many.clip(block)), many.tiles(tile // 8 * per)
         launch(
-            kernel, (len(tiles),), many.table, tiles, many.heads(block), many.like, None, None, self.message, marks.words,
-            None, None, None, None, step_word(self.step or 0, many.device), block, *args,
+            kernel, (len(tiles),), many.table, tiles, heads, many.like, None, None, self.message, marks.words,
+            None, None, None, None, step_word(self.step or 0, many.device), known_block(block, max(many.sizes), tile), *args,
             MANY=True, EVEN=many.even, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, **constants,
         )  # fmt: skip
         return many.all_of(marks.words)
@@ -101,6 +115,21 @@ class Tensors:
 
 
 Job: TypeAlias = Rows | Tensors
+
+
+def fits_tile(block: int) -> bool:
+    """Whether programs take whole blocks of this size: then a kernel finds itself what is largest in them."""
+    return block <= MOST_PER_BLOCK and block & (block - 1) == 0
+
+
+def span_of(block: int, *, whole: bool) -> int:
+    """How many numbers a program takes, or where it takes ``whole`` blocks of this size."""
+    return max(TILE, block) if whole else TILE
+
+
+def known_block(block: int, longest: int, tile: int = 1) -> int:
+    """The size of blocks that a kernel is compiled for: one for all than which no row is longer, unless tiles hold them."""
+    return block if block < longest or (block <= tile and fits_tile(block)) else 1 << 62
 
 
 def add_up(
@@ -123,7 +152,7 @@ def add_up(
             constants[last] = wanted and run is runs[-1]
         launch(
             kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.words, n, run.count, run.stride, run.row,
-            block, weight, *args, MANY=False, EVEN=False, ADD=add, TILE=TILE, **constants,
+            known_block(block, n), weight, *args, MANY=False, EVEN=False, ADD=add, TILE=TILE, **constants,
         )  # fmt: skip
         add = True
     return noted
@@ -138,6 +167,6 @@ def add_up_many(
     noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
     launch(
         kernel, (len(tiles),), many.table, tiles, rows, many.like, noted.words, None, rows.shape[0], rows.stride(0), 0,
-        many.clip(block), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
+        known_block(block, max(many.sizes)), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
     )  # fmt: skip
     return many.all_of(noted.words)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, launch
 from grace.kernels.many import Many
+from grace.kernels.triton import load_tile
 
 _SMALL = torch.finfo(torch.float32).max / 64
 
@@ -100,7 +101,19 @@ def adder_at(
     table, programs, wires, out, marks, n, row_stride, block,
     MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What a program adds up: (where its row begins in out, ``[TILE]`` the numbers of it, n, where its first wire begins, its
+    """As :func:`tile_to_add`, but: (where its row begins in out, ``[TILE]`` the numbers of it, ...)."""
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, MARKS, MANY, EVEN, TILE
+    )
+    return out, first + tl.arange(0, TILE), n, base, marks, nb
+
+
+@triton.jit
+def tile_to_add(
+    table, programs, wires, out, marks, n, row_stride, block,
+    MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """What a program adds up: (where its row begins in out, the first number of its tile, n, where its first wire begins, its
     marks, of which a row has so many, nb). out: of many, one number like theirs.
     """
     if MANY:
@@ -116,7 +129,7 @@ def adder_at(
         n = tile - tile + n
         out = out + row * n
         base = wires + row * row_stride
-    return out, tile * TILE + tl.arange(0, TILE), n, base, marks, (n + block - 1) // block
+    return out, tile * TILE, n, base, marks, (n + block - 1) // block
 
 
 @triton.jit
@@ -142,11 +155,11 @@ def blocks_at(table, programs, heads, x, n, block, MANY: tl.constexpr, EVEN: tl.
 
 
 @triton.jit
-def so_far(out, i, n, ADD: tl.constexpr):
+def so_far(out, i, n, ADD: tl.constexpr, full=False):
     """float32: what a sum begins with."""
     total = tl.zeros(i.shape, tl.float32)
     if ADD:
-        total = tl.load(out + i, i < n, 0.0)
+        total = load_tile(out + i, i < n, full)
     return total
 
 

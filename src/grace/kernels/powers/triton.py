@@ -10,14 +10,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
 from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
 from grace.kernels.statistics.triton import largest, largest_of_many
-from grace.kernels.triton import load_code, load_sum, magnitude, mark_if, negated, positions_of, store_codes
+from grace.kernels.tiles.triton import (
+    lanes_of,
+    left_of,
+    load_codes,
+    of_blocks,
+    spread,
+    store_heads,
+    tops_of_blocks,
+)
+from grace.kernels.triton import load_sum, magnitude, mark_if, negated, store_codes, store_tile
 from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
@@ -37,63 +45,76 @@ def _value(code, below, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["key0", "key1", "step"])
 def _encode(
-    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, tops,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops,
     BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, FINDS: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     _task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    first, i, counts = positions_of(tile, G, 8)
-    inside = counts & (i < n)
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
+    SPAN: tl.constexpr = G * 8
+    first = tile * SPAN
+    lane, _counts = lanes_of(G, 8)
+    left = left_of(n, first, SPAN)
+    inside, full, begin = lane < left, left == SPAN, start + first
+    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    below, codes = tl.zeros(i.shape, tl.int32), base
+    below, codes = tl.zeros(lane.shape, tl.int32), base
     if BITS < 9:
         codes = base + nb
-        word = tl.load(tops + head + i // block, inside, 0)
+        if FINDS:
+            word = tops_of_blocks(magnitude(p), block, SPAN)
+        else:
+            word = of_blocks(tops + head, first, lane, inside, n, block, SPAN)
         raw = (word >> 23) & 0xFF
         top = raw + tl.where((raw > 0) & ((word & 0x7FFFFF) > 0), 1, 0)  # the largest number, rounded up
         top = tl.minimum(tl.maximum(top, 1), 254) - 127
-        below = top + (127 - OCTAVES)
-        tl.store(base + i // block, (top & 0xFF).to(tl.uint8), inside & (i % block == 0))
+        store_heads(base, top, first, lane, inside, n, block, SPAN)
+        below = spread(top + (127 - OCTAVES), first, lane, block, SPAN)
     size = magnitude(p)
     unit = tl.where(below >= 0, (253 - below) << 23, 0).to(tl.float32, bitcast=True)
     within = size >= (tl.maximum(below + 1, 1) << 23)
     small = tl.where(within, 0.0, tl.abs(p) * unit * 8388608.0).to(tl.int32)
     place = tl.where(within, size - below * 8388608, small)  # from `below` on, an octave is 2**23
     if WHOLE:
-        lane = lanes_of_tile(key0, key1, step, start + first, G)
+        drawn = lanes_of_tile(key0, key1, step, begin, G)
     else:
-        lane = lanes_at(key0, key1, step, start + i)
-    level = tl.minimum((place - (lane << 7) + (8388608 - 65)) >> 23, OCTAVES)
+        drawn = lanes_at(key0, key1, step, begin + lane)
+    level = tl.minimum((place - (drawn << 7) + (8388608 - 65)) >> 23, OCTAVES)
     code = level | (tl.where((p < 0) & (level > 0), 1, 0) << (BITS - 1))
     store_codes(codes, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
     if HAS_REST:
         said, _level, _raw = _value(code, below, BITS)
-        tl.store(rest + start + i, p - said, inside)
+        store_tile(rest + begin + lane, p - said, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
-    inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
+    )
+    out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
+    inside, full = lane < left, left == TILE
+    total, width = so_far(out, lane, left, ADD, full), code_width(n, BITS)
+    most, fine = tl.zeros((TILE,), tl.int32), lane >= 0
     for _ in range(W):
-        below, codes = tl.zeros(i.shape, tl.int32), base
+        below, codes = tl.zeros((TILE,), tl.int32), base
         if BITS < 9:
-            byte = tl.load(base + i // block, inside, 0).to(tl.int32)
-            below = tl.where(byte >= 128, byte - 256, byte) + (127 - OCTAVES)
+            byte = of_blocks(base, first, lane, inside, n, block, TILE).to(tl.int32)
+            below = spread(tl.where(byte >= 128, byte - 256, byte) + (127 - OCTAVES), first, lane, block, TILE)
             codes = base + nb
-        code, _good = load_code(codes, i, inside, width, BITS)
+        code, _good = load_codes(codes, first, lane, inside, width, BITS)
         value, level, raw = _value(code, below, BITS)
-        mark_if(marks + 1, (level > OCTAVES) & inside)
-        mark_if(marks, ((raw < 1) | (raw > 254)) & inside)
+        most = tl.maximum(most, level)
+        fine = fine & (raw >= 1) & (raw <= 254)
         total += value * weight
         base += stride
-    tl.store(out + i, total, inside)
+    mark_if(marks + 1, (most > OCTAVES) & inside)
+    mark_if(marks, (fine == 0) & inside)
+    store_tile(out + lane, total, inside, full)
 
 
 def encode_powers(
@@ -107,8 +128,11 @@ def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step:
 
 
 def _write(job: Job, bits: int, block: int) -> Any:
-    tops = None if bits == 9 else job.reduce(largest, largest_of_many, block).view(torch.int32)
-    return job.encode(_encode, block, tops, tells_whole=True, BITS=bits, OCTAVES=_OCTAVES[bits], G=TILE // 8)
+    finds = bits < 9 and fits_tile(block)
+    tops = None if finds or bits == 9 else job.reduce(largest, largest_of_many, block).view(torch.int32)
+    tile = span_of(block, whole=finds)
+    how = {"BITS": bits, "OCTAVES": _OCTAVES[bits], "FINDS": finds, "G": tile // 8}
+    return job.encode(_encode, block, tops, tells_whole=True, tile=tile, **how)
 
 
 def sum_powers(

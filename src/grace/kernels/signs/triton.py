@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
+from grace.compute.launching import MOST_PER_BLOCK, TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile
+from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
     ALL,
@@ -31,37 +31,39 @@ from grace.kernels.signs.rules import (
     wire_bytes,
 )
 from grace.kernels.statistics.triton import mean_magnitude, mean_magnitude_of_many, two_means, two_means_of_many
-from grace.kernels.triton import (
-    load_code,
-    load_float,
-    load_sum,
-    magnitude,
-    mark_if,
-    negated,
-    positions_of,
-    store_codes,
-    store_float,
-    store_tile,
+from grace.kernels.tiles.triton import (
+    fields_of_blocks,
+    lanes_of,
+    left_of,
+    load_codes,
+    of_blocks,
+    spread,
+    store_fields,
+    sums_of_blocks,
 )
+from grace.kernels.triton import load_sum, magnitude, mark_if, negated, store_codes, store_tile
 
 _TINY = torch.finfo(torch.float32).tiny
 # The rules VOTES, SIGNS and TWO_MEANS are also how many float32 fields a wire has for each block. A rule of this file is:
 _TRITS = 3  # digits in base 3, for votes that may abstain
 
 
-@triton.jit(do_not_specialize=["tau"])
+@triton.jit(do_not_specialize=["tau", "step"])
 def _encode(
-    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, low, high, tau,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, low, high, tau,
     RULE: tl.constexpr, ZEROS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr,
-    HAS_REST: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
+    HAS_REST: tl.constexpr, FINDS: tl.constexpr, FLUSHES: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
+    """FINDS: whether blocks are in this tile, which finds their means. FLUSHES: whether means of subnormal size become 0."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, _key0, _key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    first, i, counts = positions_of(tile, G, PER)
-    inside = counts & (i < n)
-    full = (PER == 8) & (first + G * PER <= n)
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY, full)
+    SPAN: tl.constexpr = G * PER
+    first = tile * SPAN
+    lane, counts = lanes_of(G, PER)
+    left = left_of(n, first, SPAN)
+    inside, full, start = counts & (lane < left), (PER == 8) & (left == SPAN), start + first
+    p = load_sum(x + start, e + start, lane, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     if RULE == 3:
         sign = tl.where(p > 0, 1, 0) - tl.where(p < 0, 1, 0)
@@ -75,64 +77,83 @@ def _encode(
         elif ZEROS == 3:
             up = p > 0
         elif ZEROS == 2:
-            up = (p > 0) | ((p == 0) & ((i & 1) == 1))
+            up = (p > 0) | ((p == 0) & ((lane & 1) == 1))
         else:
-            up = (p > 0) | ((p == 0) & ((i & 1) == 0))
+            up = (p > 0) | ((p == 0) & ((lane & 1) == 0))
         store_codes(base + 4 * RULE * nb, tl.where(up & inside, 1, 0), first, n, code_width(n, 1), 1, G)
-        k = i // block
-        starts = inside & (i % block == 0)
         if RULE == 0:
             value = tl.where(up, 1.0, -1.0)
         elif RULE == 1:
-            scale = tl.load(high + head + k, inside, 0.0)
-            store_float(base + 4 * k, scale, starts)
+            if FINDS:
+                total, _lower, _above, size = sums_of_blocks(
+                    x + start, e + start, first, n, tau, 0, HAS_MEMORY, block, SPAN
+                )
+                scale = (total / size).to(tl.float32)
+                if FLUSHES:
+                    scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
+            else:
+                scale = of_blocks(high + head, first, lane, inside, n, block, SPAN)
+            store_fields(base, scale, first, lane, inside, n, block, SPAN)
+            scale = spread(scale, first, lane, block, SPAN)
             value = tl.where(up, scale, negated(scale))
             if ZEROS == 3:
                 value = value + 0.0
         else:
-            lower = tl.load(low + head + k, inside, 0.0)
-            upper = tl.load(high + head + k, inside, 0.0)
-            store_float(base + 4 * k, lower, starts)
-            store_float(base + 4 * (nb + k), upper, starts)
-            value = tl.where(up, upper, lower)
+            if FINDS:
+                total, below, above, size = sums_of_blocks(
+                    x + start, e + start, first, n, tau, 2, HAS_MEMORY, block, SPAN
+                )
+                lower = (below / tl.maximum(size - above, 1.0)).to(tl.float32)
+                upper = (total / tl.maximum(above, 1.0)).to(tl.float32)
+            else:
+                lower = of_blocks(low + head, first, lane, inside, n, block, SPAN)
+                upper = of_blocks(high + head, first, lane, inside, n, block, SPAN)
+            store_fields(base, lower, first, lane, inside, n, block, SPAN)
+            store_fields(base + 4 * nb, upper, first, lane, inside, n, block, SPAN)
+            value = tl.where(up, spread(upper, first, lane, block, SPAN), spread(lower, first, lane, block, SPAN))
     if HAS_REST:
-        store_tile(rest + start + i, p - value, inside, full)
+        store_tile(rest + start + lane, p - value, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     RULE: tl.constexpr, MAJORITY: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE)
-    inside, total = i < n, so_far(out, i, n, ADD)
-    k = i // block
+    out, first, n, base, marks, nb = tile_to_add(
+        table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
+    )
+    out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
+    inside, full = lane < left, left == TILE
+    total, wrong = so_far(out, lane, left, ADD, full), tl.full((1,), 0, tl.int32)
     for _ in range(W):
         if RULE == 3:
-            digit, good = load_code(base, i, inside, code_width(n, 0), 0)
-            mark_if(marks, (good == 0) & inside)
+            digit, good = load_codes(base, first, lane, inside, code_width(n, 0), 0)
+            wrong = tl.maximum(wrong, tl.max(((good == 0) & inside).to(tl.int32), 0))
             total += (digit - 1).to(tl.float32) * weight
         else:
-            bit, _good = load_code(base + 4 * RULE * nb, i, inside, code_width(n, 1), 1)
+            bit, _good = load_codes(base + 4 * RULE * nb, first, lane, inside, code_width(n, 1), 1)
             if RULE == 0:
                 high = tl.zeros_like(total) + 1.0 * weight
                 low = negated(high)
-            elif RULE == 1:
-                head = load_float(base + 4 * k, inside)
-                mark_if(marks, ((head >= 0) & (head < float("inf"))) == 0)
-                high = head * weight
-                low = negated(high)
             else:
-                lower = load_float(base + 4 * k, inside)
-                upper = load_float(base + 4 * (nb + k), inside)
-                mark_if(marks, ((tl.abs(lower) < float("inf")) & (tl.abs(upper) < float("inf"))) == 0)
-                high = upper * weight
-                low = lower * weight
+                high = fields_of_blocks(base + 4 * (RULE - 1) * nb, first, lane, inside, n, block, TILE)
+                if RULE == 1:
+                    bad = ((high >= 0) & (high < float("inf"))) == 0
+                    high = spread(high * weight, first, lane, block, TILE)
+                    low = negated(high)
+                else:
+                    low = fields_of_blocks(base, first, lane, inside, n, block, TILE)
+                    bad = ((tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf"))) == 0
+                    high = spread(high * weight, first, lane, block, TILE)
+                    low = spread(low * weight, first, lane, block, TILE)
+                wrong = tl.maximum(wrong, tl.max(bad.to(tl.int32), 0))
             total += tl.where(bit == 1, high, low)
         base += stride
+    mark_if(marks, wrong > 0)
     if MAJORITY:
         total = tl.where(total > 0, 1.0, tl.where(total < 0, -1.0, 0.0))
-    tl.store(out + i, total, inside)
+    store_tile(out + lane, total, inside, full)
 
 
 def encode_signs(
@@ -219,14 +240,19 @@ def _write(
 
 def _launch(job: Job, rule: int, block: int, zeros: int, tau: float = 0.0) -> Any:
     low = high = None  # what the bits of each block stand for
-    if rule == SIGNS:
+    finds = rule in (SIGNS, TWO_MEANS) and fits_tile(block)
+    if finds:
+        pass
+    elif rule == SIGNS:
         high = job.reduce(mean_magnitude, mean_magnitude_of_many, block)
         if zeros == NONE:
             high.masked_fill_(high < _TINY, 0.0)
     elif rule == TWO_MEANS:
         low, high = job.reduce(two_means, two_means_of_many, block, tau)
     per = 5 if rule == _TRITS else 8
-    return job.encode(_encode, block, low, high, tau, per=per, RULE=rule, ZEROS=zeros, G=TILE // 8, PER=per)
+    tile = MOST_PER_BLOCK if finds else TILE  # the sums of a block take long, for few threads
+    how = {"RULE": rule, "ZEROS": zeros, "FINDS": finds, "FLUSHES": zeros == NONE, "G": tile // 8, "PER": per}
+    return job.encode(_encode, block, low, high, tau, per=per, tile=tile, **how, num_warps=8 if finds else 4)
 
 
 def _add_up(

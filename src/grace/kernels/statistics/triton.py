@@ -22,8 +22,9 @@ from grace.kernels.triton import (
 )
 
 ABS, SQUARE, SPLIT = range(3)  # what is added up; SPLIT: both sides of tau, and how many are on the upper one
-_PIECE, _LANES, _ROWS = 4096, 16, 16
-_CHUNK = 1024
+_PIECE, _LANES = 4096, 16
+_ROWS = 2  # pieces of a program, which is one warp: enough of them for all multiprocessors
+_CHUNK, _LONG_CHUNK = 1024, 4096  # numbers of a program; of long blocks, where all programs write to one place
 
 
 def block_abs_max(rows: Tensor, block: int) -> Any:
@@ -70,7 +71,7 @@ def ordered_sums(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau
     out = torch.empty(_planes(kind), b, nb * pieces, dtype=torch.float64, device=rows.device)
     turns = block_count(min(block, _PIECE), _LANES)
     launch(piece_sum_kernel, (block_count(nb * pieces, _ROWS), b), rows, memory, out, b * nb * pieces, n, block, pieces,
-           nb * pieces, turns, tau, KIND=kind, HAS_MEMORY=memory is not None, ROWS=_ROWS)  # fmt: skip
+           nb * pieces, turns, tau, KIND=kind, HAS_MEMORY=memory is not None, ROWS=_ROWS, num_warps=1)  # fmt: skip
     return join_pieces(out, pieces)
 
 
@@ -198,7 +199,7 @@ def _sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor
     tiles = many.tiles(_ROWS, block=block, pieces=pieces)
     turns = block_count(min(block, _PIECE), _LANES)
     launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), many.like, out, count, block, pieces, turns, tau,
-           KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
+           KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS, num_warps=1)  # fmt: skip
     return join_pieces(out, pieces)
 
 
@@ -208,8 +209,8 @@ def _plain(rows: Tensor) -> bool:
 
 
 def _shape(block: int) -> dict[str, int]:
-    chunk = min(_CHUNK, power_of_two(block))
-    return {"ROWS": _CHUNK // chunk, "CHUNK": chunk}
+    chunk = min(_LONG_CHUNK if block > 4 * _LONG_CHUNK else _CHUNK, power_of_two(block))
+    return {"ROWS": max(1, _CHUNK // chunk), "CHUNK": chunk}
 
 
 def _by_chunks(rows: Tensor, out: Tensor, block: int) -> tuple[tuple[int, int, int]]:

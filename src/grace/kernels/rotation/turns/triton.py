@@ -19,8 +19,18 @@ from grace.kernels.blocks import block_count
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, shared_key_of, tensor_of, tile_of, wire_of
 from grace.kernels.statistics.triton import largest, largest_of_many
-from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, negated, pieces_at, root_of, turn_pairs
-from grace.random.triton import signs_at, signs_of_tile
+from grace.kernels.triton import (
+    load_sum,
+    load_tile,
+    magnitude,
+    mark_if,
+    negated,
+    pieces_at,
+    root_of,
+    store_tile,
+    turn_pairs,
+)
+from grace.random.triton import sign_words, signs_at, signs_of_tile
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -60,6 +70,101 @@ def _turner_at(
     return tile, start, x, e, out, p, m, bad, n, head, key0, key1
 
 
+@triton.jit
+def _apart(y, LOG: tl.constexpr):
+    """``[M, 2**LOG]`` -> its columns, ``[M]`` each, which a thread holds side by side."""
+    M: tl.constexpr = y.numel >> LOG
+    ys = (y,)
+    for t in tl.static_range(0, LOG):
+        low = ()
+        high = ()
+        for k in tl.static_range(0, 1 << t):
+            if t == LOG - 1:
+                p, q = tl.split(tl.reshape(ys[k], (M, 2)))
+            else:
+                p, q = tl.split(tl.reshape(ys[k], (M, 1 << (LOG - 1 - t), 2)))
+            low += (p,)
+            high += (q,)
+        ys = low + high
+    return ys
+
+
+@triton.jit
+def _together(ys, LOG: tl.constexpr):
+    """The other way around: ``[M, 2, ..., 2]`` of columns ``[M]``."""
+    for t in tl.static_range(0, LOG):
+        joined = ()
+        for k in tl.static_range(0, 1 << (LOG - 1 - t)):
+            joined += (tl.join(ys[k], ys[k + (1 << (LOG - 1 - t))]),)
+        ys = joined
+    return ys[0]
+
+
+@triton.jit
+def _turn_columns(ys, LOG: tl.constexpr):
+    """Columns p and q at distances 1, 2, 4, ..., become p + q and p - q, LOG times."""
+    for t in tl.static_range(0, LOG):
+        turned = ()
+        for k in tl.static_range(0, len(ys)):
+            if (k >> t) & 1:
+                turned += (ys[k - (1 << t)] - ys[k],)
+            else:
+                turned += (ys[k] + ys[k + (1 << t)],)
+        ys = turned
+    return ys
+
+
+@triton.jit
+def _signed(y, words, bit):
+    """Float32 y with its sign turned where this bit, or these, of the uint32 words is set."""
+    sign = (words << (31 - bit)) & 0x80000000
+    return (y.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _ended(y, out, p, m, at, inside, full, END: tl.constexpr, HAS_SECOND: tl.constexpr):
+    """What becomes of out at ``at``."""
+    if END == 1:
+        whole = load_sum(p, m, at, inside, HAS_SECOND, full)
+        y = whole - y
+    elif END == 2:
+        y = y + 0.0
+    elif END == 3:
+        y = load_tile(out + at, inside, full) + y
+    return y
+
+
+@triton.jit
+def _turn_whole(
+    y, out, p, m, start, first, key0, key1, step,
+    LOG: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr, HAS_SECOND: tl.constexpr,
+):  # fmt: skip
+    """Whole blocks of ``2**LOG`` of the 1,024 numbers y, none of them large, by one warp: each thread adds and subtracts what
+    it holds, 32 numbers side by side, then 32 that are 32 apart.
+    """
+    LOW: tl.constexpr = LOG if LOG < 5 else 5
+    words = sign_words(key0, key1, step, first, 1024) if SIGNS else 0
+    ys = _apart(tl.reshape(y, (32, 32)), 5)
+    if SIGNS == 1:
+        turned = ()
+        for k in tl.static_range(0, 32):
+            turned += (_signed(ys[k], words, k),)
+        ys = turned
+    ys = _turn_columns(ys, LOW)
+    y = tl.permute(tl.reshape(_together(ys, 5), (32, 32)), (1, 0))
+    ys = _turn_columns(_apart(y, 5), LOG - LOW)
+    lane = tl.arange(0, 32)
+    root = root_of(tl.full((32,), 1 << LOG, tl.int32))
+    if SIGNS == 2:
+        rows = _apart(tl.reshape(words, (1, 32)), 5)
+    for k in tl.static_range(0, 32):
+        y = ys[k] * root
+        if SIGNS == 2:
+            y = _signed(y, rows[k], lane.to(tl.uint32))
+        at = start + first + 32 * k + lane
+        tl.store(out + at, _ended(y, out, p, m, at, None, True, END, HAS_SECOND))
+
+
 @triton.jit(do_not_specialize=["key0", "key1", "step"])
 def _rotate(
     table, programs, target, keys, heads, x, e, out, p, m, tops, bad, n, nb, key0, key1, step,
@@ -74,17 +179,49 @@ def _rotate(
     tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
         table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, SIGNS, END, MANY, EVEN
     )
+    full = n - tile * TILE >= TILE
+    if LAST and TILE == 1024:
+        if full:
+            y = load_sum(x, e, start + tile * TILE + tl.arange(0, TILE), None, HAS_MEMORY, True)
+            full = tl.max(magnitude(y), 0) <= 0x6F800000  # 2**96
+            if full:
+                _turn_whole(y, out, p, m, start, tile * TILE, key0, key1, step, LOG, SIGNS, END, HAS_SECOND)
+        if full == 0:
+            _turn_any(
+                tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
+                LOG, FIRST, LAST, SIGNS, END, HAS_MEMORY, HAS_SECOND, TILE,
+            )  # fmt: skip
+    else:
+        _turn_any(
+            tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
+            LOG, FIRST, LAST, SIGNS, END, HAS_MEMORY, HAS_SECOND, TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _turn_any(
+    tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
+    LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile of any numbers of any blocks, of which the last one may be shorter."""
     lane = tl.arange(0, TILE)
-    first = tile * TILE
-    i = first + lane
     COLUMNS: tl.constexpr = TILE if FIRST else TILE * TILE >> LOG
-    if FIRST == 0:  # numbers of one block, COLUMNS side by side, TILE apart
-        per = TILE // COLUMNS
-        i = (tile // per << LOG) + (lane // COLUMNS) * TILE + (tile % per) * COLUMNS + lane % COLUMNS
-    inside = i < n
-    at = start + i
-    y = load_sum(x, e, at, inside, HAS_MEMORY)
-    size = pieces_at(i, n, LOG)
+    PER: tl.constexpr = TILE // COLUMNS
+    first = tile * TILE
+    if FIRST:
+        origin = first >> LOG << LOG  # where the block, or the first of them, begins
+        r = (first - origin).to(tl.int32) + lane
+        full = n - first >= TILE
+    else:  # numbers of one block, COLUMNS side by side, TILE apart
+        origin = tile // PER << LOG
+        r = (lane // COLUMNS) * TILE + (tile % PER).to(tl.int32) * COLUMNS + lane % COLUMNS
+        full = n - origin >= 1 << LOG
+    left = tl.minimum(n - origin, 1 << 30).to(tl.int32)
+    at = start + origin + r
+    inside = r < left
+    y = load_sum(x, e, at, inside, HAS_MEMORY, full)
+    size = pieces_at(r, left, LOG)
     if FIRST and SIGNS == 1:
         mark_if(bad, magnitude(y) >= 0x7F800000)
         y = tl.where(signs_of_tile(key0, key1, step, first, TILE) == 1, negated(y), y)
@@ -92,7 +229,7 @@ def _rotate(
         top = tl.max(tl.reshape(magnitude(y), (TILE >> LOG, 1 << LOG)), 1)
         top = tl.reshape(tl.broadcast_to(top[:, None], (TILE >> LOG, 1 << LOG)), (TILE,))
     else:
-        top = magnitude(tl.load(tops + head + (i >> LOG), inside, 0.0))
+        top = magnitude(tl.load(tops + head + (origin >> LOG)))
     large = top > 0x6F800000  # 2**96
     if FIRST:
         y = tl.where(large, y * 2.3283064365386963e-10, y)
@@ -109,18 +246,10 @@ def _rotate(
             if FIRST:
                 minus = signs_of_tile(key0, key1, step, first, TILE)
             else:
-                minus = signs_at(key0, key1, step, i)
+                minus = signs_at(key0, key1, step, origin + r)
             y = tl.where(minus == 1, negated(y), y)
-        if END == 1:
-            whole = load_number(p, at, inside)
-            if HAS_SECOND:
-                whole += tl.load(m + at, inside, 0.0)
-            y = whole - y
-        elif END == 2:
-            y = y + 0.0
-        elif END == 3:
-            y = tl.load(out + at, inside, 0.0) + y
-    tl.store(out + at, y, inside)
+        y = _ended(y, out, p, m, at, inside, full, END, HAS_SECOND)
+    store_tile(out + at, y, inside, full)
 
 
 def turn(
@@ -143,7 +272,7 @@ def turn(
     if block <= _LONGEST:
         tile = max(block, TILE)
         launch(_rotate, (block_count(n, tile), b), *_NO_TABLE, x, e, out, p, m, None, bad, n, nb, key0, key1, step,
-               **knobs, FIRST=True, LAST=True, END=end, HAS_MEMORY=e is not None, TILE=tile)  # fmt: skip
+               **knobs, FIRST=True, LAST=True, END=end, HAS_MEMORY=e is not None, TILE=tile, **_warps(tile))  # fmt: skip
         return
     tops = largest(x, e, block)
     y = out if end == SET else x
@@ -169,9 +298,16 @@ def turn_many(
 
     tile = min(max(block, TILE), _LONGEST)
     if tops is None:
-        launch_pass(many, into, many.tiles(tile), end, FIRST=True, LAST=True, HAS_MEMORY=adds, TILE=tile)
+        launch_pass(
+            many, into, many.tiles(tile), end, FIRST=True, LAST=True, HAS_MEMORY=adds, TILE=tile, **_warps(tile)
+        )
         return
     middle = into if end == SET else many
     launch_pass(many, middle, many.tiles(tile), SET, FIRST=True, LAST=False, HAS_MEMORY=adds, TILE=tile)
     columns = many.tiles(1, block=block, pieces=block // tile)
     launch_pass(middle, into, columns, end, FIRST=False, LAST=True, HAS_MEMORY=False, TILE=tile)
+
+
+def _warps(tile: int) -> dict[str, int]:
+    """How a tile of 1,024 numbers runs: by one warp, of which at least 16 find room on a multiprocessor."""
+    return {"num_warps": 1, "maxnreg": 128} if tile == TILE else {}

@@ -1,0 +1,141 @@
+"""Tiles of a row: numbers ``first + lane``, SPAN of them. ``first`` is an int64, lanes are int32: arithmetic in 64 bits takes
+two to four times as many instructions, and a quotient of theirs eighty. So the size of blocks is known to the compiler.
+
+What belongs to blocks, such as their scales, is a vector ``[NB]``: a number for each of the tile's blocks where the tile has
+a power of two of them, one if a block is a multiple of the tile, and two if it is longer otherwise. Elsewhere each number has
+that of its own block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from grace.kernels.triton import load_float, store_float, sum_pieces
+
+
+@triton.jit
+def left_of(n, first, SPAN: tl.constexpr):
+    """int32: how many of the SPAN numbers from ``first`` on there are."""
+    return tl.minimum(n - first, SPAN).to(tl.int32)
+
+
+@triton.jit
+def lanes_of(G: tl.constexpr, PER: tl.constexpr):
+    """``[G, 8]`` int32: the numbers of a tile, PER in a row, 8 or 5, whose codes fill whole bytes; whether a column counts."""
+    column = tl.arange(0, 8)[None, :]
+    lane = tl.arange(0, G)[:, None] * PER + column
+    return lane, (column < PER) & (lane >= 0)
+
+
+# ---- blocks ---------------------------------------------------------------------------------------------------------
+@triton.jit
+def of_blocks(at, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """What lies at ``at``, a number for each block of a row: of the tile's blocks, or of each number's."""
+    if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
+        k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
+        value = tl.load(at + k, k * BLOCK < n, 0)
+    else:
+        value = tl.load(at + (first + lane) // BLOCK, inside, 0)
+    return value
+
+
+@triton.jit
+def fields_of_blocks(base, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """As :func:`of_blocks`, float32 fields of a wire, of four bytes anywhere."""
+    if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
+        k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
+        value = load_float(base + 4 * k, k * BLOCK < n)
+    else:
+        value = load_float(base + 4 * ((first + lane) // BLOCK), inside)
+    return value
+
+
+@triton.jit
+def store_fields(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """Writes the float32 fields of the blocks that begin in this tile; ``value`` as :func:`of_blocks` has it."""
+    if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
+        k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
+        store_float(base + 4 * k, value, (k * BLOCK >= first) & (k * BLOCK < tl.minimum(first + SPAN, n)))
+    else:
+        i = first + lane
+        store_float(base + 4 * (i // BLOCK), value, inside & (i % BLOCK == 0))
+
+
+@triton.jit
+def store_heads(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """As :func:`store_fields`, the low bytes of integers."""
+    byte = (value & 0xFF).to(tl.uint8)
+    if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
+        k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
+        tl.store(base + k, byte, (k * BLOCK >= first) & (k * BLOCK < tl.minimum(first + SPAN, n)))
+    else:
+        i = first + lane
+        tl.store(base + i // BLOCK, byte, inside & (i % BLOCK == 0))
+
+
+@triton.jit
+def spread(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """Of each number what :func:`of_blocks` has of its block."""
+    if BLOCK >= SPAN and BLOCK % SPAN != 0:
+        own, following = tl.split(tl.reshape(value, (1, 2)))
+        border = tl.minimum(BLOCK - first % BLOCK, SPAN).to(tl.int32)
+        shape: tl.constexpr = (1,) * len(lane.shape)
+        value = tl.where(lane < border, tl.reshape(own, shape), tl.reshape(following, shape))
+    elif BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
+        NB: tl.constexpr = SPAN // BLOCK if BLOCK < SPAN else 1
+        value = tl.reshape(tl.broadcast_to(value[:, None], (NB, SPAN // NB)), lane.shape)
+    return value
+
+
+@triton.jit
+def tops_of_blocks(word, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """``[NB]``: the largest of the integers ``word`` in each block, where none is longer than the tile."""
+    return tl.max(tl.reshape(word, (SPAN // BLOCK, BLOCK)), 1)
+
+
+@triton.jit
+def sums_of_blocks(
+    x, e, first, n, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr
+):
+    """float64 ``[NB]`` four times: what :func:`grace.kernels.triton.sum_pieces` says of each block of the tile that begins at
+    x and e, where none is longer than it; and how many numbers it has, at least 1. After a tile is read this finds it in a
+    cache.
+    """
+    j = tl.arange(0, SPAN // BLOCK)
+    left = tl.minimum(tl.maximum(n - first - j * BLOCK, 0), BLOCK).to(tl.int32)
+    total, lower, above = sum_pieces(x, e, j * BLOCK, left, (BLOCK + 15) // 16, tau, KIND, HAS_MEMORY, SPAN // BLOCK)
+    return total, lower, above, tl.maximum(left, 1).to(tl.float64)
+
+
+# ---- codes ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def digit_of(byte, place):
+    """int32: the digits in base 3 of bytes, place 0 to 4; quotients by powers of 3, as products."""
+    share = tl.where(place == 2, 7282, tl.where(place == 3, 2428, 810))  # of 2**16, rounded up
+    share = tl.where(place == 0, 65536, tl.where(place == 1, 21846, share))
+    return ((byte * share) >> 16) % 3
+
+
+@triton.jit
+def load_codes(at, first, lane, inside, width, BITS: tl.constexpr):
+    """(int32: the codes of a tile's numbers, whether their bytes are such as a sender writes), of a row of ``width`` bytes.
+    ``BITS`` 0: base 3, five to a byte. ``first`` is a multiple of 8.
+    """
+    if BITS == 0:
+        at += first // 5
+        i = (first % 5).to(tl.int32) + lane
+        byte = tl.load(at + i // 5, inside, 0).to(tl.int32)
+        code, good = digit_of(byte, i % 5), byte <= 242
+    else:
+        at += first // 8 * BITS
+        left = width - first // 8 * BITS
+        bit = lane * BITS
+        word = tl.load(at + bit // 8, inside, 0).to(tl.int32)
+        if 8 % BITS != 0:
+            word |= tl.load(at + bit // 8 + 1, inside & (bit // 8 + 1 < left), 0).to(tl.int32) << 8
+        if BITS > 9:
+            word |= tl.load(at + bit // 8 + 2, inside & (bit // 8 + 2 < left), 0).to(tl.int32) << 16
+        code = (word >> bit % 8) & ((1 << BITS) - 1)
+        good = code >= 0
+    return code, good
