@@ -458,6 +458,24 @@ def first_reaching(lists, bound, k, steps, inside, low, raised):
 
 
 @triton.jit
+def first_of_each(lists, bound, k, steps, inside):
+    """int64 ``[LISTS]``: as :func:`first_reaching`, of few lists, ``lists`` where each begins: 32 threads look for each, and
+    what is left is the 32nd part each time.
+    """
+    lane = tl.arange(0, 32).to(tl.int64)[None, :]
+    left = bound - bound
+    size = left + tl.where(inside, k, 0)
+    for _ in range((steps + 4) // 5):
+        stride, end = (size >> 5) + 1, left + size
+        at = left[:, None] + (lane + 1) * stride[:, None] - 1
+        there = at < end[:, None]
+        below = there & (tl.load(lists[:, None] + at, there, 0) < bound[:, None])
+        left += tl.sum(below.to(tl.int32), 1) * stride
+        size = tl.minimum(stride - 1, end - left)
+    return left
+
+
+@triton.jit
 def reaching(lists, bound, k, low, raised):
     """int64: as :func:`first_reaching`, of one bound: all threads look, each at another part of what is left."""
     lane = tl.arange(0, 128)

@@ -197,7 +197,7 @@ def _field_of_the_next(at, i, inside, width, BITS: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _nowhere(lists, bound, k, steps, inside, low, raised):  # type: ignore[no-untyped-def]
+def _nowhere(lists, bound, k, steps, inside):  # type: ignore[no-untyped-def]
     return bound - bound
 
 
@@ -222,7 +222,7 @@ MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("index_lists", "reaching", _at_the_end, lambda: pairs(9001, 450, "elias-fano", False)),
     ("index_lists", "load_field", _first_field, lambda: pairs(9001, 450, "elias-fano", False)),
     ("index_lists", "mark_if", _never, lambda: test_damaged_lists_are_refused("raw")),
-    ("sparse", "first_reaching", _nowhere, lambda: pairs(9001, 450, "raw", False)),
+    ("sparse", "first_of_each", _nowhere, lambda: pairs(9001, 450, "raw", False)),
     ("sparse", "mark_if", _never, test_values_that_are_not_finite_are_refused),
 ]
 

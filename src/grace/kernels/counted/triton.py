@@ -165,7 +165,9 @@ class _PlacesThere:
         widths, limits, rooms = (torch.tensor(x) for x in (places.widths, places.limits, places.rooms))
         own = rooms[places.own]
         listed = rooms.masked_fill(widths == limits, 0)
-        bits = (8 * (widths - COUNT)).masked_fill(widths == limits, 0)
+        # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
+        most = torch.maximum(torch.tensor(many.sizes), 3 * rooms) + 8
+        bits = torch.minimum(8 * (widths - COUNT), most).masked_fill(widths == limits, 0)
         at = (torch.tensor(places.begins) + wires.HEADER).expand_as(widths)
         read = -(-bits.amax(dim=0) // LIST_BITS)
         parts = (

@@ -23,7 +23,7 @@ from grace.kernels.selection.triton import take_topk, take_topk_many
 from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.triton import (
-    first_reaching,
+    first_of_each,
     load_bits,
     load_digit,
     load_float,
@@ -31,6 +31,7 @@ from grace.kernels.triton import (
     magnitude,
     mark_if,
     nearest_bfloat16,
+    store_tile,
 )
 
 _OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
@@ -126,7 +127,7 @@ def _sum_lists(
     if ADD == 0:
         for t in range(0, OWNED, TILE):
             i = first + t + tl.arange(0, TILE)
-            tl.store(out + i, tl.zeros((TILE,), tl.float32), i < n)
+            store_tile(out + i, tl.zeros((TILE,), tl.float32), i < n, first + OWNED <= n)
         tl.debug_barrier()
     lane = tl.arange(0, LISTS)
     behind, dense = lane * 0, lane < 0  # where values begin; which wires have no list
@@ -138,9 +139,9 @@ def _sum_lists(
     own = lane.to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
     listed = (lane < W) & (dense == 0)
-    begins = tl.where(dense, bound, first_reaching(index + own, bound, k, steps, listed, 0, 0))
+    begins = tl.where(dense, bound, first_of_each(index + own, bound, k, steps, listed))
     ends = tl.minimum(bound + OWNED, n)
-    ends = tl.where(dense, ends, first_reaching(index + own, bound + OWNED, k, steps, listed, 0, 0))
+    ends = tl.where(dense, ends, first_of_each(index + own, bound + OWNED, k, steps, listed))
     for wire in range(W):
         this = lane == wire
         end = tl.sum(tl.where(this, ends, 0), 0)
