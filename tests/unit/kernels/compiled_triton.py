@@ -369,7 +369,10 @@ def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterat
     opaque = {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
     kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
     integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
-    names = tuple(name for name in kernel.arg_names if name in integers - opaque - set(way))
+    free = integers - opaque - set(way) | {
+        "block"
+    }  # which is n where n is less, also where it is a constant of the way
+    names = tuple(name for name in kernel.arg_names if name in free)
     return iter(dict.fromkeys([(), *((name,) for name in names), tuple(set(names) & {"n", "block"}), names]))
 
 
