@@ -192,8 +192,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         )
     ]),
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
-    "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
-    "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST_MANY, LIST)]),
+    "kernels.index_lists._count": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST)]),
+    "kernels.index_lists._read": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST_MANY, LIST)]),
     "kernels.gap_lists._measure": ({}, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
     "kernels.gap_lists._lay": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
     "kernels.gap_lists._write": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
@@ -261,7 +261,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.fixed._sum": ({}, [
         {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
     ]),
-    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
+    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 4096}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
