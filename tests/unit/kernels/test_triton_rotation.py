@@ -50,7 +50,7 @@ def test_rotations(n: int, block: int) -> None:
     rotations(n, block)
 
 
-@pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 300)], ids=repr)
+@pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 1100)], ids=repr)
 def test_codes_of_rotated_blocks(codec: Fused, n: int) -> None:
     codes(codec, n)
 

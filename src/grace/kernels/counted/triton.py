@@ -22,8 +22,8 @@ from grace.kernels.counted.parts import COUNT
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
-from grace.kernels.selection.tiles.triton import MOST, Look, measure_many
-from grace.kernels.selection.triton import Largest, Reaching, find_kth, new_words
+from grace.kernels.selection.tiles.triton import MOST, Look, Notes, measure_many
+from grace.kernels.selection.triton import Largest, Reaching, find_kth
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
 from grace.kernels.staging import clear_many
 from grace.kernels.subsets import Drawing
@@ -190,9 +190,8 @@ class _PlacesThere:
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:
     if max(many.sizes) > MOST:
         return NotImplemented
-    look = Look.at_many(many)
-    finite = measure_many(look, many, None)
-    return _chosen(many, Reaching.of(look, bounds, strict), finite, code)
+    picked = Reaching.of(many, bounds, strict)
+    return _chosen(many, picked, picked.finite, code)
 
 
 def _chosen(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
@@ -251,10 +250,10 @@ class _Samples:
         tiles = many.pairs("sample", lambda: [-(-k // TILE) for k in seen])
         launch(_sample, (len(tiles),), many.table, tiles, many.like, subsets.index, self._first, self._drawn, EVEN=many.even,
                TILE=TILE)  # fmt: skip
-        look, words = Look.at_many(self._samples), new_words(self._drawn, len(many))
-        measure_many(look, self._samples, words[0])
-        _notes, state = find_kth(look, words, self._sought, None)
-        return state[:, 0].contiguous().view(torch.float32).double()
+        look = Look.at_many(self._samples)
+        notes = Notes.of_largest(look, self._drawn, None, False, self._sought, None)
+        measure_many(look, self._samples, notes)
+        return find_kth(look, notes).view(torch.float32).double()
 
     def count(self, limit: Tensor) -> Tensor:
         """int32 ``[T]``: how many numbers reach the thresholds, ``[T]`` float64, that are lowered until these are enough."""
@@ -283,7 +282,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
     chosen.notes.picked.emit(lists, index, sent, many.rests is not None, code.narrow)
     counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
     message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
-    write_tables(message, many, lists, layout.written, index, sent, _steps(many), code.narrow)
+    write_tables(message, many, lists, layout.written, index, sent, code.narrow)
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:

@@ -18,7 +18,7 @@ from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, so_far
+from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, so_far, tile_of
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
 from grace.kernels.rotation.turns.triton import ADD, REPLACE, SET, SUBTRACT, turn, turn_many
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many
@@ -27,58 +27,86 @@ from grace.kernels.triton import (
     join_pieces_kernel,
     load_code,
     load_float,
+    load_tile,
     magnitude,
     mark_if,
     negated,
-    positions_of,
     store_codes,
     store_float,
+    store_tile,
 )
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_PIECE, _LANES, _ROWS = 4096, 16, 16
+_PIECE, _LANES, _ROWS = 4096, 16, 8
 
 
 @triton.jit
 def _code_of(y, rms, middle, BITS: tl.constexpr):
-    """(the codes int32 of rotated numbers, the numbers in units of ``rms``)."""
+    """(the codes int32 of rotated numbers, the numbers in units of ``rms``, which may be one for all)."""
     live = rms > 0
-    unit = tl.where(live, tl.div_rn(y, tl.where(live, rms, 1.0)), 0.0)
-    below = tl.zeros(y.shape, tl.int32)  # how many middles are below -unit
-    for t in tl.static_range(0, BITS):
+    unit = tl.where(live, tl.div_rn(y, tl.zeros_like(y) + tl.where(live, rms, 1.0)), 0.0)
+    other = negated(unit)
+    HALF: tl.constexpr = (1 << BITS) >> 1
+    below = tl.where(tl.load(middle + HALF - 1) < other, HALF, 0)  # how many middles are below -unit
+    for t in tl.static_range(1, BITS):
         half = (1 << BITS) >> (t + 1)
-        below += tl.where(tl.load(middle + below + half - 1) < negated(unit), half, 0)
+        below += tl.where(tl.load(middle + below + half - 1) < other, half, 0)
     return (1 << BITS) - 1 - below, unit
+
+
+@triton.jit
+def _centroid(book, code, BITS: tl.constexpr):
+    """float32: what codes say."""
+    if BITS == 1:
+        centroid = tl.where(code == 1, tl.load(book + 1), tl.load(book))
+    else:
+        centroid = tl.load(book + code)
+    return centroid
+
+
+@triton.jit
+def _of_block(table, first, lane, inside, LOG: tl.constexpr, TILE: tl.constexpr):
+    """float32: of each number of a tile from ``first`` on what a table has for its block; a scalar where all are of one."""
+    if TILE >> LOG < 2:
+        value = tl.load(table + (first >> LOG))
+    else:
+        value = tl.load(table + (first >> LOG) + (lane >> LOG), inside, 0.0)
+    return value
 
 
 @triton.jit
 def _sums(
     table, programs, heads, x, rms, book, middle, out, top, n, block, pieces, turns, plane,
-    BITS: tl.constexpr, SQUARES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BITS: tl.constexpr, SQUARES: tl.constexpr, LONG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """``out [2, plane]`` float64: of each piece of 4,096 numbers the ordered sums of ``c u``, and of ``u u``, or of ``c c``
-    with ``SQUARES``; c the centroid of u. ``top``, int32, zeros before: for each block the largest magnitude of c.
+    with ``SQUARES``; c the centroid of u. ``top``, int32, zeros before: for each block the largest magnitude of c. LONG:
+    whether blocks have several pieces.
     """
     tile, x, n, nb, head = blocks_at(table, programs, heads, x, n, block, MANY, EVEN)
     rms, top, out, count = rms + head, top + head, out + head * pieces, nb * pieces
     j = tile * ROWS + tl.arange(0, ROWS)
-    k = j // pieces
-    begin = (j % pieces) * 4096
+    if LONG:
+        k = j // pieces
+        begin = (j % pieces) * 4096
+    else:
+        k = j
+        begin = j - j
     start = k * block + begin
+    left = tl.where(j < count, tl.minimum(tl.minimum(block - begin, n - start), 4096), 0).to(tl.int32)
     lane = tl.arange(0, 16)
-    unit_of = tl.load(rms + k, j < count, 0.0)
+    at = x + start[:, None] + lane[None, :]
+    unit_of = tl.broadcast_to(tl.load(rms + k, j < count, 0.0)[:, None], (ROWS, 16))
     product = tl.zeros((ROWS, 16), tl.float64)
     square = tl.zeros((ROWS, 16), tl.float64)
     most = tl.zeros((ROWS, 16), tl.int32)
-    for t in range(turns):
-        inner = begin[:, None] + 16 * t + lane[None, :]
-        i = start[:, None] + 16 * t + lane[None, :]
-        inside = (inner < block) & (i < n) & (j < count)[:, None]
-        y = tl.load(x + i, inside, 0.0)
-        code, unit = _code_of(y, tl.broadcast_to(unit_of[:, None], (ROWS, 16)), middle, BITS)
-        centroid = tl.where(inside, tl.load(book + code), 0.0)
+    for t in tl.range(turns, loop_unroll_factor=8):
+        inside = (16 * t + lane)[None, :] < left[:, None]
+        code, unit = _code_of(tl.load(at + 16 * t, inside, 0.0), unit_of, middle, BITS)
+        centroid = tl.where(inside, _centroid(book, code, BITS), 0.0)
         most = tl.maximum(most, magnitude(centroid))
         wide = unit.to(tl.float64)
         other = centroid.to(tl.float64)
@@ -95,39 +123,58 @@ def _sums(
 @triton.jit
 def _write(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, rms, scales, book, middle,
-    BITS: tl.constexpr, SAY: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr,
-    HAS_REST: tl.constexpr, G: tl.constexpr,
+    BITS: tl.constexpr, SAY: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes of the rotated numbers x. SAY: x becomes what they say of it."""
+    """Scales and codes of the rotated numbers x. SAY: x becomes what they say of it. LOG: of unclipped blocks."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    first, i, counts = positions_of(tile, G, 8)
-    inside = counts & (i < n)
-    k = i // block
-    code, _unit = _code_of(tl.load(x + start + i, inside, 0.0), tl.load(rms + head + k, inside, 0.0), middle, BITS)
-    scale = tl.load(scales + head + k, inside, 0.0)
-    store_float(base + 4 * k, scale, inside & (i % block == 0))
-    store_codes(base + 4 * nb, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
+    SIZE: tl.constexpr = 8 * G
+    first = tile * SIZE
+    lane = tl.arange(0, G)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside, full = lane < tl.minimum(n - first, SIZE).to(tl.int32), n - first >= SIZE
+    at = x + start + first + lane
+    number = load_tile(at, inside, full)
+    code, _unit = _code_of(number, _of_block(rms + head, first, lane, inside, LOG, SIZE), middle, BITS)
+    code = tl.where(inside, code, 0)
+    k = (first >> LOG) + tl.arange(0, SIZE >> LOG if LOG < 10 else 1)  # the blocks that begin here
+    begins = (k < nb) & (k << LOG >= first)
+    store_float(base + 4 * k, tl.load(scales + head + k, begins, 0.0), begins)
+    store_codes(base + 4 * nb, code, first, n, code_width(n, BITS), BITS, G)
     if SAY:
-        tl.store(x + start + i, tl.load(book + code) * scale, inside)
+        scale = _of_block(scales + head, first, lane, inside, LOG, SIZE)
+        store_tile(at, _centroid(book, code, BITS) * scale, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, book,
-    BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+    BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE)
-    inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
+    out, _i, n, base, marks, nb = adder_at(
+        table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
+    )
+    if MANY:
+        _task, tile = tile_of(programs)
+    else:
+        tile = tl.program_id(0).to(tl.int64)
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    inside, full = lane < tl.minimum(n - first, TILE).to(tl.int32), n - first >= TILE
+    total = so_far(out + first, lane, n - first, ADD)
+    ahead = first // 8 * BITS  # bytes of codes of the numbers before
+    width = tl.minimum(code_width(n, BITS) - ahead, TILE).to(tl.int32)
+    wrong = lane < 0
+    k = tl.zeros((1,), tl.int32) if TILE >> LOG < 2 else lane >> LOG
     for _ in range(W):
-        scale = load_float(base + 4 * (i // block), inside)
-        code, _good = load_code(base + 4 * nb, i, inside, width, BITS)
-        centroid = tl.load(book + code)
-        mark_if(marks, inside & ((scale >= 0) & (tl.abs(centroid * scale) < float("inf")) == 0))
+        scale = load_float(base + 4 * (first >> LOG) + 4 * k, k < nb - (first >> LOG))
+        code, _good = load_code(base + 4 * nb + ahead, lane, inside, width, BITS)
+        centroid = _centroid(book, code, BITS)
+        wrong |= (scale >= 0) & (tl.abs(centroid * scale) < float("inf")) == 0
         total += centroid * (scale * weight)
         base += stride
-    tl.store(out + i, total, inside)
+    mark_if(marks, inside & wrong)
+    store_tile(out + first + lane, total, inside, full)
 
 
 def hadamard(rows: Tensor, block: int) -> Any:
@@ -197,13 +244,13 @@ def sum_rotated(
 ) -> None:
     width, book = rotated_bytes(out.shape[1], bits, block), _book(bits, out.device)[0]
     total = torch.empty_like(out) if add else out
-    marks = add_up(_sum, received, total, width, block, weight, 1, book, add=False, BITS=bits)
+    marks = add_up(_sum, received, total, width, block, weight, 1, book, add=False, BITS=bits, LOG=_log(block))
     turn(total, None, out, block, 2, rng, ADD if add else REPLACE)
     marks.refuse(0, lambda: PayloadError(BAD_SCALE))
 
 
 def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
-    legal = add_up_many(_sum, rows, many, block, weight, 1, _book(bits, rows.device)[0], BITS=bits)
+    legal = add_up_many(_sum, rows, many, block, weight, 1, _book(bits, rows.device)[0], BITS=bits, LOG=_log(block))
     turn_many(many, many, block, 2, 0, step, REPLACE)
     return legal
 
@@ -248,7 +295,7 @@ def _scales(
     parts = torch.empty(2, count, dtype=torch.float64, device=rms.device)
     top = torch.zeros(rms.shape, dtype=torch.int32, device=rms.device)
     launch(_sums, grid, *given, *_book(bits, rms.device), parts, top, n, block, pieces, turns, count, BITS=bits,
-           SQUARES=not unbiased, ROWS=_ROWS, **how)  # fmt: skip
+           SQUARES=not unbiased, LONG=pieces > 1, ROWS=_ROWS, **how)  # fmt: skip
     if pieces > 1:
         joined = torch.empty(2, rms.numel(), dtype=torch.float64, device=rms.device)
         launch(
@@ -263,7 +310,9 @@ def _scales(
 
 def _write_codes(job: Job, rms: Tensor, scale: Tensor, bits: int, block: int, say: bool) -> Any:
     """The wires of rotated numbers, which become what the wires say with ``say``."""
-    return job.encode(_write, block, rms, scale, *_book(bits, rms.device), BITS=bits, SAY=say, G=TILE // 8)
+    return job.encode(
+        _write, block, rms, scale, *_book(bits, rms.device), BITS=bits, SAY=say, LOG=_log(block), G=TILE // 8
+    )
 
 
 def _turned(rows: Tensor, block: int, signs: int, rng: Stream | None) -> Tensor:
@@ -274,6 +323,10 @@ def _turned(rows: Tensor, block: int, signs: int, rng: Stream | None) -> Tensor:
 
 def _plain(rows: Tensor) -> bool:
     return rows.dtype is torch.float32 and rows.is_contiguous() and rows.numel() > 0
+
+
+def _log(block: int) -> int:
+    return block.bit_length() - 1
 
 
 @functools.lru_cache(maxsize=32)
