@@ -91,7 +91,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
-        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "G": 128, "PER": 5 if rule == 3 else 8}
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "FINDS": 0 < rule < 3,
+         "FLUSHES": how is ONE, "G": 512, "PER": 5 if rule == 3 else 8}
         for how, block in ((MANY, 4096), (ONE, 256)) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
@@ -191,8 +192,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         )
     ]),
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
-    "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
-    "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST_MANY, LIST)]),
+    "kernels.index_lists._count": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST)]),
+    "kernels.index_lists._read": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST_MANY, LIST)]),
     "kernels.gap_lists._measure": ({}, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
     "kernels.gap_lists._lay": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
     "kernels.gap_lists._write": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
@@ -260,7 +261,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.fixed._sum": ({}, [
         {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
     ]),
-    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
+    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 4096}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
@@ -270,7 +271,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
-    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
+    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.tile_to_add",
+    "kernels.many.blocks_at",
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",

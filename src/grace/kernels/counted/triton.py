@@ -286,7 +286,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
     chosen.notes.picked.emit(lists, index, sent, many.rests is not None, code.narrow)
     counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
     message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
-    write_tables(message, many, lists, layout.written, index, sent, _steps(many), code.narrow)
+    write_tables(message, many, lists, layout.written, index, sent, code.narrow)
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:

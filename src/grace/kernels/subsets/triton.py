@@ -21,7 +21,7 @@ from grace.kernels.blocks import block_count
 from grace.kernels.many import Many
 from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.subsets import Drawing, check_wires
-from grace.kernels.triton import load_sum, magnitude, mark_if
+from grace.kernels.triton import bits_set, load_sum, magnitude, mark_if
 from grace.random.reference import SORTED_SUBSET, half_bits
 from grace.random.triton import DRAWN, rank_of, walk
 
@@ -122,16 +122,6 @@ def _note(index, words, slot, i, keep, LISTED: tl.constexpr):
     tl.atomic_or(words + (i >> 5), tl.full(i.shape, 1, tl.int32) << (i & 31).to(tl.int32), keep)
     if LISTED:
         tl.store(index + slot, i.to(tl.int64), keep)
-
-
-@triton.jit
-def bits_set(word):
-    """How many bits of each int32 are set."""
-    word = word.to(tl.uint32, bitcast=True)
-    word = word - ((word >> 1) & 0x55555555)
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F
-    return ((word * 0x01010101) >> 24).to(tl.int32)
 
 
 @triton.jit
