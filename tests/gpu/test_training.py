@@ -131,3 +131,39 @@ def test_a_model_on_two_devices_is_refused() -> None:
     model = nn.Sequential(nn.Linear(64, 64).to(DEVICE), nn.Linear(64, 64))
     with pytest.raises(GraceError, match="cpu"):
         grace.attach(nn.parallel.DistributedDataParallel(model), "topk")
+
+
+@pytest.mark.parametrize("spec", few(("none", "qsgd:bits=4", "efsignsgd", "topk:ratio=0.1", "randomk")))
+def test_a_captured_step_of_training_is_a_step(spec: str) -> None:
+    """As the page of GPUs shows it: backward pass, exchange and optimizer in one graph."""
+    (x, y), ends = batch(), []
+    for captures in (False, True):
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(side):
+            ddp = nn.parallel.DistributedDataParallel(make(), device_ids=[0])
+            handle = grace.attach(ddp, spec)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+            def step(ddp: nn.Module = ddp, optimizer: torch.optim.Optimizer = optimizer) -> None:
+                optimizer.zero_grad(set_to_none=True)
+                nn.functional.cross_entropy(ddp(x), y).backward()
+                optimizer.step()
+
+            for _ in range(12):
+                step()
+            torch.cuda.synchronize()
+            if captures:
+                with torch.cuda.graph(graph, stream=side):
+                    step()
+            for _ in range(5):
+                if captures:
+                    graph.replay()
+                    handle.replayed()
+                else:
+                    step()
+        torch.cuda.synchronize()
+        assert handle.stats.steps == 17
+        ends.append([p.detach().clone() for p in ddp.parameters()])
+        handle.detach()
+    for a, b in zip(*ends, strict=True):
+        assert torch.equal(a, b)

@@ -176,7 +176,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
-        {"LEVELS": 11, "EVEN": 1, "TILE": 1024}
+        {"LEVELS": 11, "EVEN": 1, "TILE": 4096}
     ]),
     "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
     "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
