@@ -176,7 +176,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
-        {"LEVELS": 11, "EVEN": 1, "TILE": 1024}
+        {"LEVELS": 11, "EVEN": 1, "TILE": 4096}
     ]),
     "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
     "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
@@ -383,7 +383,10 @@ def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterat
     opaque = {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
     kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
     integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
-    names = tuple(name for name in kernel.arg_names if name in integers - opaque - set(way))
+    free = integers - opaque - set(way) | {
+        "block"
+    }  # which is n where n is less, also where it is a constant of the way
+    names = tuple(name for name in kernel.arg_names if name in free)
     return iter(dict.fromkeys([(), *((name,) for name in names), tuple(set(names) & {"n", "block"}), names]))
 
 

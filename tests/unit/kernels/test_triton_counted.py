@@ -218,7 +218,7 @@ def _nowhere(lists, bound, k, steps, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _the_first(x, i, inside):  # type: ignore[no-untyped-def]
+def _the_first(x, i, inside, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i - i, inside, 0.0)
 
 

@@ -30,6 +30,8 @@ from grace.kernels.subsets import Drawing
 from grace.kernels.subsets.triton import Subsets
 from grace.kernels.triton import load_number, magnitude
 
+_MANY = 4096  # numbers of a program that only counts
+
 
 @triton.jit
 def lay_out(n, k, CODE: tl.constexpr):
@@ -135,12 +137,14 @@ def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, E
     row, tile = tile_of(programs)
     x, _start = numbers_of(table, row, like, EVEN)
     _place, n = wire_of(table, row)
-    i = tile * TILE + tl.arange(0, TILE)
-    key = magnitude(load_number(x, i, i < n))
-    for level in range(LEVELS):
+    lane = tl.arange(0, TILE)
+    left = tl.minimum(n - tile * TILE, TILE).to(tl.int32)
+    key = magnitude(load_number(x + tile * TILE, lane, lane < left, left == TILE))
+    key = tl.where(lane < left, key, -1)
+    for level in tl.static_range(LEVELS):
         at = level * rows + row
-        count = tl.sum(((key >= tl.load(bounds + at)) & (i < n)).to(tl.int32), 0)
-        tl.atomic_add(totals + at, count)
+        count = tl.sum((key >= tl.load(bounds + at)).to(tl.int32), 0)
+        tl.atomic_add(totals + at, count, count > 0)
 
 
 @dataclass(frozen=True)
@@ -263,9 +267,9 @@ class _Samples:
         for _ in range(self._sampling.rounds):
             levels.append(levels[-1] * self._sampling.lower)
         bounds = torch.stack(levels).float().view(torch.int32)
-        totals, tiles = torch.zeros_like(bounds), many.tiles(TILE)
+        totals, tiles = torch.zeros_like(bounds), many.tiles(_MANY)
         launch(_levels, (len(tiles),), many.table, tiles, many.like, bounds, totals, len(many), LEVELS=len(levels),
-               EVEN=many.even, TILE=TILE)  # fmt: skip
+               EVEN=many.even, TILE=_MANY)  # fmt: skip
         enough = totals[:-1].double() >= self._enough
         tries = torch.arange(len(levels) - 1, device=totals.device)[:, None]
         level = torch.where(enough, tries, len(levels) - 1).amin(dim=0, keepdim=True)
