@@ -212,13 +212,13 @@ def _put_drawn(
     if LISTED:
         tl.store(x + first + lane, zero, inside & (sent == 0))
         at, listed, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
-        said = zero + tl.load(wire + at, listed, 0.0) * weight
-        mark_if(bad + task, listed & (magnitude(said) >= 0x7F800000))
-        tl.store(x + i, said, listed)
+        value = zero + tl.load(wire + at, listed, 0.0) * weight
+        mark_if(bad + task, listed & (magnitude(value) >= 0x7F800000))
+        tl.store(x + i, value, listed)
     else:
-        said = zero + tl.load(wire + place // 4 + where, inside & sent, 0.0) * weight
-        mark_if(bad + task, inside & (magnitude(said) >= 0x7F800000))
-        store_tile(x + first + lane, said, inside, full)
+        value = zero + tl.load(wire + place // 4 + where, inside & sent, 0.0) * weight
+        mark_if(bad + task, inside & (magnitude(value) >= 0x7F800000))
+        store_tile(x + first + lane, value, inside, full)
 
 
 class Subsets:
