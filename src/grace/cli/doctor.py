@@ -184,9 +184,10 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
     cuda = kernels["cuda"]
     if cuda["triton_problem"] is not None:
         out.append(f"Triton's kernels cannot run here, so that CUDA tensors get plain torch: {cuda['triton_problem']}")
-    if cuda["devices"] and kernels["triton"] not in (None, devices.TESTED_TRITON):
+    if cuda["devices"] and kernels["triton"] not in (None, *devices.TESTED_TRITON):
         out.append(
-            f"triton {kernels['triton']} is installed, and {devices.TESTED_TRITON} is what Grace's kernels were tested with"
+            f"triton {kernels['triton']} is installed, and {' and '.join(devices.TESTED_TRITON)} are what Grace's kernels "
+            "were tested with"
         )
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:
@@ -250,7 +251,7 @@ def table(document: dict[str, Any]) -> RenderableType:
     lines.add_row("", Text(f"available: {', '.join(kernels['available'])}", "dim"))
     lines.add_row("", Text(str(kernels["library"]), "dim"))
     if kernels["triton"] is not None:
-        tested = f"in use with {backends.VARIABLE}=triton; {devices.TESTED_TRITON} was tested"
+        tested = f"in use for CUDA tensors; {' and '.join(devices.TESTED_TRITON)} were tested"
         lines.add_row("", Text(f"triton {kernels['triton']}, {tested}", "dim"))
     for one in kernels["cuda"]["devices"]:
         lines.add_row("", Text(f"CUDA: {one['name']}, capability {one['capability']}, {one['memory'] / 1e9:.0f} GB"))

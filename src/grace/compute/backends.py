@@ -1,14 +1,16 @@
 """Which backend computes: plain torch, or something faster on the tensors' device.
 
 ``GRACE_KERNELS`` forces one: ``reference`` (plain torch on every device), ``native`` (on the CPU the best instruction set of
-this processor), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels are used where they were
-built. ``triton`` adds the Triton kernels: on CUDA, and under Triton's interpreter (``TRITON_INTERPRET=1``) on the CPU.
+this processor, elsewhere plain torch), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels
+are used where they were built, and on CUDA the Triton kernels where they can run, which is found out when the first CUDA
+tensor comes. ``triton`` asks for these: on CUDA at once, and under Triton's interpreter (``TRITON_INTERPRET=1``) on the CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import warnings
@@ -33,7 +35,8 @@ class Backend:
 
     name: "reference" or "native-ISA", what runs on the CPU. why: the reason for it.
     modules: the module of a family that serves a type of device; the reference serves those that are missing.
-    functions: the C functions of the instruction set; None for the reference.
+    functions: the C functions of the instruction set; None for the reference. tries_triton: whether CUDA tensors get Triton's
+    kernels if these can run.
     chosen: what each operation runs, filled by ``grace.compute.dispatch``.
     """
 
@@ -41,7 +44,14 @@ class Backend:
     why: str
     modules: Mapping[str, str]
     functions: native.Functions | None = None
+    tries_triton: bool = False
     chosen: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    def module_of(self, device_type: str) -> str | None:
+        """The module that serves this type of device; None: the reference does."""
+        if device_type == "cuda" and self.tries_triton:
+            return "triton" if _find_triton() else None
+        return self.modules.get(device_type)
 
 
 UNDECIDED: Final = Backend("", "nothing has asked for a kernel yet", {})
@@ -65,7 +75,7 @@ def active() -> tuple[str, str]:
 
 def runs_triton(device: torch.device) -> bool:
     """Whether Triton's kernels serve this device."""
-    return backend().modules.get(device.type) == "triton"
+    return backend().module_of(device.type) == "triton"
 
 
 def available() -> list[str]:
@@ -114,14 +124,26 @@ def _choose(choice: str | None) -> Backend:
         if choice is not None:
             raise ConfigurationError(f"{VARIABLE}={choice}, but {why}")
         warnings.warn(SLOWER + why, KernelsWarning, stacklevel=stack_level())
-        return Backend("reference", why, {})
+        return Backend("reference", why, {}, tries_triton=True)
+    tries = choice is None and os.environ.get(INTERPRETER) != "1"
     if choice is None or choice == "native":
         isa, why = isas[-1], "the best that this processor has"
     else:
         isa, why = choice.removeprefix("native-"), f"asked for ({VARIABLE})"
         if isa not in isas:
             raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {isas[-1]}")
-    return Backend(f"native-{isa}", why, {"cpu": "native"}, native.Functions(isa))
+    return Backend(f"native-{isa}", why, {"cpu": "native"}, native.Functions(isa), tries_triton=tries)
+
+
+@functools.cache
+def _find_triton() -> bool:
+    """Whether Triton's kernels can run on CUDA here, of which nobody has said that they should; if not, says why, once."""
+    problem = "the package triton is not installed" if importlib.util.find_spec("triton") is None else None
+    problem = problem or devices.find_triton_problem()
+    if problem is not None:
+        why = f"{SLOWER}{problem}; {VARIABLE}=native asks for them"
+        warnings.warn(why, KernelsWarning, stacklevel=stack_level())
+    return problem is None
 
 
 def _triton() -> Backend:
@@ -144,5 +166,6 @@ def _triton() -> Backend:
             KernelsWarning,
             stacklevel=stack_level(),
         )
-        return dataclasses.replace(other, why=f"{other.why}; on CUDA plain torch: {problem}", chosen={})
-    return dataclasses.replace(other, modules={**other.modules, "cuda": "triton"}, chosen={})
+        why = f"{other.why}; on CUDA plain torch: {problem}"
+        return dataclasses.replace(other, why=why, tries_triton=False, chosen={})
+    return dataclasses.replace(other, modules={**other.modules, "cuda": "triton"}, tries_triton=False, chosen={})

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 LEAST_CAPABILITY: Final = (7, 0)  # what Triton compiles for
-TESTED_TRITON: Final = "3.7.1"
+TESTED_TRITON: Final = ("3.6.0", "3.7.1")  # on a GPU, and in the interpreter and the compiler
 
 
 def list_devices() -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def operation(signature: Callable[P, R]) -> Callable[P, R]:
 def _choose(signature: Callable[..., Any], x: Any) -> Callable[..., Any]:
     """The implementation of an operation on this tensor's device, under the backend in use; remembered there."""
     backend = backends.backend()
-    module = backend.modules.get(x.device.type)
+    module = backend.module_of(x.device.type)
     found = (None if module is None else _find(signature, module)) or _reference(signature)
     return backend.chosen.setdefault(signature if x.is_cpu else (signature, x.device.type), found)
 

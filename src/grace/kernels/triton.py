@@ -209,24 +209,46 @@ def load_code(at, i, inside, width, BITS: tl.constexpr):
 @triton.jit
 def load_bits(at, i, inside, width, bits):
     """int64: fields i, of 0 to 32 bits each, of a little-endian bit stream of ``width`` bytes."""
-    bit = i * bits
-    word = bit - bit
-    for t in range((bits + 14) // 8):
-        byte = bit // 8 + t
-        word |= tl.load(at + byte, inside & (byte < width), 0).to(tl.int64) << (8 * t)
-    return (word >> (bit % 8)) & ((1 << bits) - 1)
+    return load_field(at, i * bits, inside, width, bits)
+
+
+@triton.jit
+def load_field(at, bit, inside, width, bits):
+    """int64: the ``bits`` bits, 0 to 32, from ``bit`` on in ``width`` bytes. Of what does not begin ``inside``: anything."""
+    byte = bit >> 3
+    word = tl.zeros(bit.shape, tl.int32)
+    if bits > 0:
+        word = tl.load(at + byte, inside & (byte < width), 0).to(tl.int32)
+    if bits > 1:
+        word |= tl.load(at + byte + 1, inside & (byte + 1 < width), 0).to(tl.int32) << 8
+    field = word.to(tl.int64)
+    if bits > 9:
+        more = tl.load(at + byte + 2, inside & (byte + 2 < width), 0).to(tl.int32)
+        more |= tl.load(at + byte + 3, inside & (byte + 3 < width), 0).to(tl.int32) << 8
+        more |= tl.load(at + byte + 4, inside & (byte + 4 < width), 0).to(tl.int32) << 16
+        field |= more.to(tl.int64) << 16
+    return (field >> (bit & 7)) & ((1 << bits) - 1)
 
 
 @triton.jit
 def pack_byte(values, o, n, bits):
-    """uint8: bytes o of the little-endian bit stream of the low ``bits`` bits, 1 to 32, of each of n integers."""
-    first = o * 8 // bits
-    byte = o - o
+    """uint8: bytes o of the little-endian bit stream of the low ``bits`` bits, 1 to 32, of each of n integers. The bytes of a
+    program lie near each other: what it divides are their distances from the first.
+    """
+    begin = tl.min(o, 0).to(tl.int64) * 8
+    first = begin // bits
+    bit = (o * 8 - begin).to(tl.int32) + (begin - first * bits).to(tl.int32)  # from the first field on
+    bits = (first - first + bits).to(tl.int32)
+    mask = tl.full(o.shape, 0xFFFFFFFF, tl.uint32) >> (32 - bits).to(tl.uint32)
+    field_of = bit // bits
+    there = tl.minimum(n - first, 0x7FFFFFFF).to(tl.int32)
+    byte = tl.zeros(o.shape, tl.uint32)
     for t in range((bits + 6) // bits + 1):
-        j = first + t
-        field = tl.load(values + j, j < n, 0).to(tl.int64) & ((1 << bits) - 1)
-        shift = j * bits - 8 * o  # of this field into the byte; negative where it began in one before
-        byte |= tl.where(shift < 0, field >> tl.maximum(-shift, 0), field << tl.maximum(shift, 0))
+        j = field_of + t
+        shift = j * bits - bit  # of this field into the byte; negative where it began in one before
+        field = tl.load(values + first + j, (j < there) & (shift < 8), 0).to(tl.uint32) & mask
+        right, left = tl.maximum(-shift, 0).to(tl.uint32), tl.minimum(tl.maximum(shift, 0), 8).to(tl.uint32)
+        byte |= (field >> right) << left
     return (byte & 0xFF).to(tl.uint8)
 
 
@@ -309,24 +331,33 @@ def piece_sum_of(
     """As :func:`piece_sum_kernel`, of the pieces j of a row."""
     begin = (j % pieces) * 4096
     start = (j // pieces) * block + begin
-    left = tl.minimum(tl.minimum(block - begin, n - start), 4096).to(tl.int32)[:, None]
+    left = tl.minimum(tl.minimum(block - begin, n - start), 4096).to(tl.int32)
+    at = row * n + start
+    total, lower, above = sum_pieces(x, e, at, left, turns, tau, KIND, HAS_MEMORY, ROWS)
+    at = out + row * count + j
+    tl.store(at, total, j < count)
+    if KIND == 2:
+        tl.store(at + plane, lower, j < count)
+        tl.store(at + 2 * plane, above, j < count)
+
+
+@triton.jit
+def sum_pieces(x, e, at, left, turns, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr):
+    """float64 ``[ROWS]``: the ordered sums of pieces that begin at ``at [ROWS]``, of ``left [ROWS]`` int32 numbers; with KIND
+    2 also of what is on the lower side of tau, and how many are on the upper.
+    """
     lane = tl.arange(0, 16)[None, :]
-    at = (row * n + start)[:, None]
     total = tl.full((ROWS, 16), -0.0, tl.float64)  # which changes nothing that is added to it
     lower = total
     above = tl.full((ROWS, 16), 0.0, tl.float64)
     for t in tl.range(0, turns, loop_unroll_factor=8):  # so that eight loads are under way
-        inside = lane + 16 * t < left
-        p = load_sum(x + at, e + at, lane + 16 * t, inside, HAS_MEMORY)
+        inside = lane + 16 * t < left[:, None]
+        p = load_sum(x + at[:, None], e + at[:, None], lane + 16 * t, inside, HAS_MEMORY)
         total += _measure(p, inside, tau, KIND)
         if KIND == 2:
             lower += tl.where(p >= tau, 0.0, p).to(tl.float64)
             above += ((p >= tau) & inside).to(tl.float64)
-    at = out + row * count + j
-    tl.store(at, halves(total, ROWS), j < count)
-    if KIND == 2:
-        tl.store(at + plane, halves(lower, ROWS), j < count)
-        tl.store(at + 2 * plane, halves(above, ROWS), j < count)
+    return halves(total, ROWS), halves(lower, ROWS), halves(above, ROWS)
 
 
 @triton.jit
@@ -372,6 +403,16 @@ def turn_pairs(y, size, near, S: tl.constexpr, TILE: tl.constexpr):
 
 # ---- lists ----------------------------------------------------------------------------------------------------------
 @triton.jit
+def bits_set(word):
+    """How many bits of each int32 are set."""
+    word = word.to(tl.uint32, bitcast=True)
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    return ((word * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
 def scan_kernel(counts, begins, total, spans, tiles, MANY: tl.constexpr, CHUNK: tl.constexpr):
     """``counts [rows, tiles]`` int32 -> ``begins``: the sum of those before, in each row; ``total [rows]``: of all.
 
@@ -416,6 +457,40 @@ def first_reaching(lists, bound, k, steps, inside, low, raised):
     return left
 
 
+@triton.jit
+def first_of_each(lists, bound, k, steps, inside):
+    """int64 ``[LISTS]``: as :func:`first_reaching`, of few lists, ``lists`` where each begins: 32 threads look for each, and
+    what is left is the 32nd part each time.
+    """
+    lane = tl.arange(0, 32).to(tl.int64)[None, :]
+    left = bound - bound
+    size = left + tl.where(inside, k, 0)
+    for _ in range((steps + 4) // 5):
+        stride, end = (size >> 5) + 1, left + size
+        at = left[:, None] + (lane + 1) * stride[:, None] - 1
+        there = at < end[:, None]
+        below = there & (tl.load(lists[:, None] + at, there, 0) < bound[:, None])
+        left += tl.sum(below.to(tl.int32), 1) * stride
+        size = tl.minimum(stride - 1, end - left)
+    return left
+
+
+@triton.jit
+def reaching(lists, bound, k, low, raised):
+    """int64: as :func:`first_reaching`, of one bound: all threads look, each at another part of what is left."""
+    lane = tl.arange(0, 128)
+    left, size = k - k, k
+    while size > 0:
+        stride = (size >> 7) + 1
+        at = left + (lane + 1) * stride - 1
+        inside = at < left + size
+        below = inside & ((tl.load(lists + at, inside, 0) >> low) + at * raised < bound)
+        end = left + size
+        left += tl.sum(below.to(tl.int32), 0) * stride
+        size = tl.minimum(stride - 1, end - left)
+    return left
+
+
 def scan(counts: Tensor, spans: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """``counts [rows, tiles]`` int32 -> (how many come before each in its row, ``[rows]`` how many there are). With ``spans
     [rows, 2]``: of ``[planes, tiles]``, and ``[planes, rows]``; see :func:`scan_kernel`.
@@ -423,5 +498,6 @@ def scan(counts: Tensor, spans: Tensor | None = None) -> tuple[Tensor, Tensor]:
     planes, tiles = counts.shape
     rows, begins = (planes,) if spans is None else (len(spans), planes), torch.empty_like(counts)
     total = counts.new_zeros(rows[::-1])
-    launch(scan_kernel, rows, counts, begins, total, spans, tiles, MANY=spans is not None, CHUNK=1024)
+    chunk = 1024 if tiles <= 1024 else 4096
+    launch(scan_kernel, rows, counts, begins, total, spans, tiles, MANY=spans is not None, CHUNK=chunk)
     return begins, total

@@ -167,7 +167,7 @@ class Bench:
             self._copies[buffers.n] = busy_seconds(buffers.yardsticks()[0], self.clock.clear)
         with Refusals():
             case.prepare()
-            launches = count_launches(case.run)
+            launches = None if compressor is None else count_launches(case.run)  # a conversation has no run of its own
             seconds = busy_seconds(case, self.clock.clear)
         moved = None if compressor is None else least_bytes(case.operation, compressor, buffers.n, payloads)
         share = bandwidth_share(moved, seconds, 8 * buffers.n, self._copies[buffers.n])

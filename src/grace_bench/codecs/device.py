@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -12,7 +13,8 @@ from grace.contract.compressor import Compressor
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
 
 _CYCLES = 2e9  # of a GPU in a second, or fewer
-_SAMPLES = 7
+_cuda: Any = torch.cuda  # some of which has no types
+_SAMPLES, _MOST_SUBMITS = 7, 0.05  # runs; seconds of submitting for which the stream is held back
 _LAUNCHES = ("cudaLaunch", "cuLaunch")  # how the runtime's and the driver's calls begin
 
 
@@ -26,27 +28,44 @@ def count_launches(run: Callable[[], object]) -> int:
     return sum(event.count for event in profile.key_averages() if event.key.startswith(_LAUNCHES))
 
 
-def busy_seconds(case: Case, clear: Callable[[], None]) -> float:
-    """How long the device is busy with a case, the median of some runs, between two events on its stream.
+class BusyClock:
+    """A clock of how long the device is busy, read at the beginning and at the end of what is timed, in turns.
 
-    The stream is held back until the host has submitted all of it, as it does in a backward pass, where it runs ahead. If the
-    case asks the host, waits for the answer are counted.
+    The stream is held back until the host has submitted all that is timed, as it does in a backward pass, where it runs
+    ahead. If the host asks for something there, its waits are counted.
     """
-    found: list[tuple[float, float]] = []
-    for _ in range(_SAMPLES + 1):
-        case.prepare()
-        clear()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(int((1e-3 + 3 * (found[-1][1] if found else 0.0)) * _CYCLES))  # type: ignore[no-untyped-call]
-        start.record()
-        before = time.perf_counter()
-        case.run()
-        submitted = time.perf_counter() - before
-        end.record()
-        torch.cuda.synchronize()
-        found.append((1e-3 * start.elapsed_time(end), min(submitted, 0.05)))
-    return statistics.median(seconds for seconds, _ in found[1:])
+
+    def __init__(self) -> None:
+        self._begins, self._since, self._submits = False, 0.0, 0.0
+
+    def __call__(self) -> Any:
+        """A moment on the stream; a difference of two is in seconds."""
+        self._begins = not self._begins
+        moment = _Moment()
+        if self._begins:
+            torch.cuda.synchronize()
+            _cuda._sleep(int((1e-3 + 3 * self._submits) * _CYCLES))
+            moment.event.record()
+            self._since = time.perf_counter()
+        else:
+            self._submits = min(max(self._submits, time.perf_counter() - self._since), _MOST_SUBMITS)
+            moment.event.record()
+        return moment
+
+
+class _Moment:
+    def __init__(self) -> None:
+        self.event = _cuda.Event(enable_timing=True)
+
+    def __sub__(self, earlier: _Moment) -> float:
+        self.event.synchronize()
+        return 1e-3 * float(earlier.event.elapsed_time(self.event))
+
+
+def busy_seconds(case: Case, clear: Callable[[], None]) -> float:
+    """How long the device is busy with a case: the median of some runs, of which the first does not count."""
+    clock = BusyClock()
+    return statistics.median([case.seconds(clear, clock) for _ in range(_SAMPLES + 1)][1:])
 
 
 def least_bytes(operation: str, compressor: Compressor, n: int, payloads: int) -> int | None:

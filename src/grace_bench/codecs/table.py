@@ -65,10 +65,11 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
 
 def _of_device(row: dict[str, Any] | None) -> Text:
     """Launches, how long the device is busy, and the share of a copy's bandwidth."""
-    if row is None or row.get("launches") is None:
+    if row is None or "launches" not in row:
         return Text("-")
-    of_copy = share(row["bandwidth"]) if row["bandwidth"] is not None else "-"
-    return Text(f"{row['launches']}, {number(row['busy_microseconds'] / 1000)}, {of_copy}")
+    launches = "-" if row["launches"] is None else str(row["launches"])
+    of_copy = "-" if row["bandwidth"] is None else share(row["bandwidth"])
+    return Text(f"{launches}, {number(row['busy_microseconds'] / 1000)}, {of_copy}")
 
 
 def _speed(bits: float | None) -> Text:

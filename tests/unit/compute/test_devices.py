@@ -43,6 +43,44 @@ def test_where_all_is_well_cuda_gets_triton(device: types.SimpleNamespace):
     assert "CUDA: Imagined, capability 9.0, 80 GB" in shown()
 
 
+@pytest.fixture
+def unasked(device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """That device, where nobody has said which kernels shall run."""
+    monkeypatch.delenv(backends.VARIABLE)
+    backends._find_triton.cache_clear()
+    yield device
+    backends._find_triton.cache_clear()
+
+
+def test_cuda_gets_triton_without_being_asked_and_not_before_its_first_tensor(unasked: types.SimpleNamespace):
+    asked: list[torch.device] = []
+    unasked.adds_up = lambda place: asked.append(place) or True
+    chosen = backends.backend()
+    assert chosen.module_of("cpu") == chosen.modules.get("cpu")
+    assert not asked
+    assert backends.runs_triton(torch.device("cuda"))
+    assert backends.runs_triton(torch.device("cuda"))
+    assert len(asked) == 1
+    with backends.using("reference"):
+        assert not backends.runs_triton(torch.device("cuda"))
+
+
+def test_where_triton_fails_and_nobody_asked_that_is_said_once(unasked: types.SimpleNamespace):
+    unasked.major = 6
+    with pytest.warns(
+        KernelsWarning, match=r"slower torch kernels: CUDA device 0 .* GRACE_KERNELS=native asks for them"
+    ):
+        assert not backends.runs_triton(torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not backends.runs_triton(torch.device("cuda"))
+
+
+def test_in_the_interpreter_cuda_gets_plain_torch(unasked: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(backends.INTERPRETER, "1")
+    assert not backends.runs_triton(torch.device("cuda"))
+
+
 def fails(_: torch.device) -> bool:
     raise RuntimeError("PassManager::run failed\nand more")
 
@@ -76,7 +114,7 @@ def test_rocm_is_not_tried(device: types.SimpleNamespace, monkeypatch: pytest.Mo
 
 def test_another_triton_than_the_tested_one_is_told(device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "_version", lambda package: "3.9.0")
-    assert "triton 3.9.0 is installed, and 3.7.1 is what Grace's kernels were tested with" in shown()
+    assert "triton 3.9.0 is installed, and 3.6.0 and 3.7.1 are what Grace's kernels were tested with" in shown()
 
 
 def test_without_a_device_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):

@@ -31,6 +31,7 @@ POINTERS = {
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
+    "finer": "*i32",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
@@ -49,9 +50,11 @@ TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_ME
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
 ALL = {"n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
-LOOK = {"table": None, "programs": None, "MANY": 0, "EVEN": 0, "HELD": 0}
+LOOK = {**dict.fromkeys(("table", "programs", "spans")), "MANY": 0, "EVEN": 0, "HELD": 0}
 LOOK_MANY = {**dict.fromkeys(("n", "tiles", "k")), "MANY": 1, "EVEN": 1, "HELD": 1}
 NO_STATE = {**LOOK_MANY, "state": None}
+SUMS_MANY = {**LOOK_MANY, "e": None, "rest": None}
+NOTED = {"COLUMNS": 10, "GROUP": 8, "CHUNK": 128, "ROOM": 512, "TILE": 4096}
 LIST = {**dict.fromkeys(("table", "programs", "lists")), "MANY": 0, "EACH": 0, "EVEN": 0}
 LIST_MANY = {
     **dict.fromkeys(("w", "row_stride", "n", "k", "number", "low", "low_bytes", "size")),
@@ -88,7 +91,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
-        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "G": 128, "PER": 5 if rule == 3 else 8}
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "FINDS": 0 < rule < 3,
+         "FLUSHES": how is ONE, "G": 512, "PER": 5 if rule == 3 else 8}
         for how, block in ((MANY, 4096), (ONE, 256)) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
@@ -156,37 +160,42 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
     "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
+    "kernels.selection.tiles._estimate": ({}, [
+        {**how, "HAS_MEMORY": 1, "COLUMNS": 10, "BITS": 16, "SAMPLE": 8192}
+        for how in (
+            {"n": None, "e": None, "k": None, "MANY": 1, "EVEN": 1}, {"table": None, "kept": None, "MANY": 0, "EVEN": 0}
+        )
+    ]),
     "kernels.selection.tiles._measure": ({}, [
-        {**how, "HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096}
-        for topk, how in ((1, {**LOOK_MANY, "e": None, "rest": None}), (0, LOOK))
-    ]),
-    "kernels.selection._pick": ({}, [
-        {"k": None, "MANY": 1, "FIRST": 1, "BINS": 2048}, {"kept": None, "MANY": 0, "FIRST": 1, "BINS": 2048},
-        {"kept": None, "k": None, "MANY": 1, "FIRST": 0, "BINS": 1024},
-    ]),
-    "kernels.selection.tiles._note": ({}, [
-        {**how, "TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096}
-        for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}), (0, {**NO_STATE, "words": None}))
+        {**how, "HAS_MEMORY": 1, "COPY": 1, "NOTE": note, "TOPK": topk, "COLUMNS": 10, "ROOM": 512, "TILE": 4096}
+        for note, topk, how in (
+            (1, 1, {**SUMS_MANY, "EACH": 0}), (1, 0, {**LOOK, "state": None, "EACH": 0}),
+            (1, 0, {**SUMS_MANY, "state": None, "EACH": 1}), (0, 0, {**LOOK, "state": None, "EACH": 0}),
+        )
     ]),
     "kernels.counted._plan": ({"total": "*i32", "widths": "*i64"}, [
         {"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 2))
     ]),
     "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
-        {"LEVELS": 11, "EVEN": 1, "TILE": 1024}
+        {"LEVELS": 11, "EVEN": 1, "TILE": 4096}
     ]),
     "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
-    "kernels.selection._refine": ({}, [{**how, "BINS": 1024, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
-    "kernels.selection._tally": ({}, [{**how, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
+    "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
+    "kernels.selection._refine": ({}, [
+        {**how, "ROUND": r, "BINS": bins, "FINER": finer, **NOTED}
+        for r, bins, finer, how in ((0, 0, 2048, LOOK_MANY), (1, 2048, 1024, LOOK), (2, 1024, 1024, LOOK_MANY))
+    ]),
+    "kernels.selection._tally": ({}, [{**how, "BINS": 1024, **NOTED} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
-        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, "ROOM": 256, "TILE": 4096}
+        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, **NOTED}
         for topk, listed, how in (
             (1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY),
         )
     ]),
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
-    "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
-    "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST_MANY, LIST)]),
+    "kernels.index_lists._count": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST)]),
+    "kernels.index_lists._read": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST_MANY, LIST)]),
     "kernels.gap_lists._measure": ({}, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
     "kernels.gap_lists._lay": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
     "kernels.gap_lists._write": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
@@ -254,7 +263,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.fixed._sum": ({}, [
         {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
     ]),
-    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
+    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 4096}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
@@ -264,10 +273,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
-    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
-    "kernels.selection.tiles.row_at", "kernels.selection.tiles.noted", "kernels.sparse._listed",
-    "kernels.index_lists._list_at", "kernels.gap_lists._code_at", "kernels.rotation.turns._turner_at",
-    "kernels.low_rank.matrix_at",
+    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.tile_to_add",
+    "kernels.many.blocks_at",
+    "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
+    "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
+    "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
@@ -276,7 +286,7 @@ NARROW = {
     "kernels.finite._add": "x",
     "kernels.rotation.turns._rotate": "xp",
     "kernels.selection.tiles._measure": "x",
-    "kernels.selection.tiles._note": "x",
+    "kernels.selection.tiles._estimate": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.counted._sample": ["like"],
@@ -375,7 +385,10 @@ def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterat
     opaque = {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
     kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
     integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
-    names = tuple(name for name in kernel.arg_names if name in integers - opaque - set(way))
+    free = integers - opaque - set(way) | {
+        "block"
+    }  # which is n where n is less, also where it is a constant of the way
+    names = tuple(name for name in kernel.arg_names if name in free)
     return iter(dict.fromkeys([(), *((name,) for name in names), tuple(set(names) & {"n", "block"}), names]))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
+from grace.kernels.index_lists import elias_fano_split
 from grace.kernels.index_lists.codes import (
     CODES,
     choose,
@@ -61,6 +62,14 @@ def test_rice_of_gap_9_with_parameter_2_is_110_01() -> None:
     assert r == 2
     assert bits(torch.tensor([remainders])) == "10" + "00" + "0000"  # 01 and 00, each low bit first
     assert bits(torch.tensor([unary])) == "110" + "0" + "0000"
+
+
+def test_the_unary_part_of_elias_fano_has_at_most_three_bits_for_an_index() -> None:
+    """So many programs read it, where only its size is known."""
+    for n in (1, 2, 7, 300, 4097, 1 << 20, 1 << 31):
+        for k in {1, 2, 3, 5, n // 1000, n // 100, n // 7, n // 3, n // 2, n - 1, n}:
+            if 1 <= k <= n:
+                assert elias_fano_split(n, k)[1] <= 3 * k
 
 
 def test_elias_fano_splits_low_bits_and_unary_high_bits() -> None:

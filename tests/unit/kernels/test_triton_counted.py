@@ -213,12 +213,12 @@ def _bound_of_the_first(least, row, EACH: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _nowhere(lists, bound, k, steps, inside, low, raised):  # type: ignore[no-untyped-def]
+def _nowhere(lists, bound, k, steps, inside):  # type: ignore[no-untyped-def]
     return bound - bound
 
 
 @triton.jit
-def _the_first(x, i, inside):  # type: ignore[no-untyped-def]
+def _the_first(x, i, inside, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i - i, inside, 0.0)
 
 
@@ -239,7 +239,7 @@ MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("selection.tiles", "bound_of", _bound_of_the_first, lambda: wires_and_sums(AUTO)),
     ("sparse", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
     ("index_lists", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
-    ("sparse", "first_reaching", _nowhere, lambda: wires_and_sums(AUTO)),
+    ("sparse", "first_of_each", _nowhere, lambda: wires_and_sums(AUTO)),
     ("counted", "load_number", _the_first, lambda: wires_and_sums(AUTO, choose=sampled)),
     ("counted", "magnitude", _none, lambda: wires_and_sums(AUTO, choose=sampled)),
     ("gap_lists", "place_in", _at_the_front, lambda: wires_and_sums(CountedCode("rice", True))),

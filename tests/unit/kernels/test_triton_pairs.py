@@ -152,8 +152,8 @@ def _where_the_first_are(kept, task, k, MANY):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gradients_alone(table, programs, x, n, tiles, HELD, MANY, EVEN):  # type: ignore[no-untyped-def]
-    return row_at(table, programs, x, n, tiles, 0, MANY, EVEN)
+def _gradients_alone(table, programs, x, n, tiles, spans, HELD, MANY, EVEN):  # type: ignore[no-untyped-def]
+    return row_at(table, programs, x, n, tiles, spans, 0, MANY, EVEN)
 
 
 @triton.jit

@@ -158,8 +158,10 @@ def _none_set(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _all_sent(heads, words, before, task, i, inside, unit, LISTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    return inside, i
+def _all_sent(  # type: ignore[no-untyped-def]
+    heads, words, before, task, first, lane, inside, full, unit, LISTED: tl.constexpr
+):
+    return inside, lane
 
 
 @triton.jit

@@ -19,6 +19,8 @@ from tests.unit.kernels.native_checks import same_bits
 # What is too slow for `make test`, in the interpreter. A defect that is caught there: see tests/tiers.py.
 night = pytest.mark.night("a Triton kernel that leaves out the memory")
 
+# Of tiles of selection: a program that goes on less often through what it reads is faster here.
+SELECTION = {"_GROUP": 2, "_CHUNK": 2048}
 # How a test says that a kernel is wrong. What a mutant does not write may be anything, and be refused when it is read.
 CAUGHT = (AssertionError, pytest.fail.Exception, PayloadError)
 
@@ -27,6 +29,8 @@ CAUGHT = (AssertionError, pytest.fail.Exception, PayloadError)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of this file run in Triton's interpreter, also on the CPU."""
     monkeypatch.setenv(backends.INTERPRETER, "1")
+    for name, number in SELECTION.items():
+        monkeypatch.setattr(f"grace.kernels.selection.tiles.triton.{name}", number)
     patch_once(monkeypatch)
     leave_out_what_has_no_effect(monkeypatch)
 

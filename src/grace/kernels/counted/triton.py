@@ -22,13 +22,15 @@ from grace.kernels.counted.parts import COUNT
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
-from grace.kernels.selection.tiles.triton import MOST, Look, measure_many
-from grace.kernels.selection.triton import Largest, Reaching, find_kth, new_words
+from grace.kernels.selection.tiles.triton import MOST, Look, Notes, measure_many
+from grace.kernels.selection.triton import Largest, Reaching, find_kth
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
 from grace.kernels.staging import clear_many
 from grace.kernels.subsets import Drawing
 from grace.kernels.subsets.triton import Subsets
 from grace.kernels.triton import load_number, magnitude
+
+_MANY = 4096  # numbers of a program that only counts
 
 
 @triton.jit
@@ -135,12 +137,14 @@ def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, E
     row, tile = tile_of(programs)
     x, _start = numbers_of(table, row, like, EVEN)
     _place, n = wire_of(table, row)
-    i = tile * TILE + tl.arange(0, TILE)
-    key = magnitude(load_number(x, i, i < n))
-    for level in range(LEVELS):
+    lane = tl.arange(0, TILE)
+    left = tl.minimum(n - tile * TILE, TILE).to(tl.int32)
+    key = magnitude(load_number(x + tile * TILE, lane, lane < left, left == TILE))
+    key = tl.where(lane < left, key, -1)
+    for level in tl.static_range(LEVELS):
         at = level * rows + row
-        count = tl.sum(((key >= tl.load(bounds + at)) & (i < n)).to(tl.int32), 0)
-        tl.atomic_add(totals + at, count)
+        count = tl.sum((key >= tl.load(bounds + at)).to(tl.int32), 0)
+        tl.atomic_add(totals + at, count, count > 0)
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,9 @@ class _PlacesThere:
         widths, limits, rooms = (torch.tensor(x) for x in (places.widths, places.limits, places.rooms))
         own = rooms[places.own]
         listed = rooms.masked_fill(widths == limits, 0)
-        bits = (8 * (widths - COUNT)).masked_fill(widths == limits, 0)
+        # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
+        most = torch.maximum(torch.tensor(many.sizes), 3 * rooms) + 8
+        bits = torch.minimum(8 * (widths - COUNT), most).masked_fill(widths == limits, 0)
         at = (torch.tensor(places.begins) + wires.HEADER).expand_as(widths)
         read = -(-bits.amax(dim=0) // LIST_BITS)
         parts = (
@@ -190,9 +196,8 @@ class _PlacesThere:
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:
     if max(many.sizes) > MOST:
         return NotImplemented
-    look = Look.at_many(many)
-    finite = measure_many(look, many, None)
-    return _chosen(many, Reaching.of(look, bounds, strict), finite, code)
+    picked = Reaching.of(many, bounds, strict)
+    return _chosen(many, picked, picked.finite, code)
 
 
 def _chosen(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
@@ -251,10 +256,10 @@ class _Samples:
         tiles = many.pairs("sample", lambda: [-(-k // TILE) for k in seen])
         launch(_sample, (len(tiles),), many.table, tiles, many.like, subsets.index, self._first, self._drawn, EVEN=many.even,
                TILE=TILE)  # fmt: skip
-        look, words = Look.at_many(self._samples), new_words(self._drawn, len(many))
-        measure_many(look, self._samples, words[0])
-        _notes, state = find_kth(look, words, self._sought, None)
-        return state[:, 0].contiguous().view(torch.float32).double()
+        look = Look.at_many(self._samples)
+        notes = Notes.of_largest(look, self._drawn, None, False, self._sought, None)
+        measure_many(look, self._samples, notes)
+        return find_kth(look, notes).view(torch.float32).double()
 
     def count(self, limit: Tensor) -> Tensor:
         """int32 ``[T]``: how many numbers reach the thresholds, ``[T]`` float64, that are lowered until these are enough."""
@@ -262,9 +267,9 @@ class _Samples:
         for _ in range(self._sampling.rounds):
             levels.append(levels[-1] * self._sampling.lower)
         bounds = torch.stack(levels).float().view(torch.int32)
-        totals, tiles = torch.zeros_like(bounds), many.tiles(TILE)
+        totals, tiles = torch.zeros_like(bounds), many.tiles(_MANY)
         launch(_levels, (len(tiles),), many.table, tiles, many.like, bounds, totals, len(many), LEVELS=len(levels),
-               EVEN=many.even, TILE=TILE)  # fmt: skip
+               EVEN=many.even, TILE=_MANY)  # fmt: skip
         enough = totals[:-1].double() >= self._enough
         tries = torch.arange(len(levels) - 1, device=totals.device)[:, None]
         level = torch.where(enough, tries, len(levels) - 1).amin(dim=0, keepdim=True)
@@ -283,7 +288,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
     chosen.notes.picked.emit(lists, index, sent, many.rests is not None, code.narrow)
     counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
     message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
-    write_tables(message, many, lists, layout.written, index, sent, _steps(many), code.narrow)
+    write_tables(message, many, lists, layout.written, index, sent, code.narrow)
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:

@@ -28,9 +28,9 @@ from grace.kernels.index_lists import (
 from grace.kernels.many import Many
 from grace.kernels.many.triton import tile_of, wire_of
 from grace.kernels.packing import packed_bytes
-from grace.kernels.triton import first_reaching, load_bits, mark_if, pack_byte, scan
+from grace.kernels.triton import bits_set, load_bits, load_field, mark_if, pack_byte, reaching, scan
 
-LIST_BITS = 1024  # of a program that looks for those that are set, or fields of one that reads them
+LIST_BITS = 4096  # of a program that looks for those that are set, or fields of one that reads them
 
 
 @triton.jit
@@ -44,27 +44,54 @@ def code_of(lists, task):
 
 
 @triton.jit
-def code_byte(index, o, last, k, number, low, low_bytes, size, steps):
-    """int64: bytes o of the code of k indices, which are ascending. ``last``: the last of o."""
-    byte = o - o
-    if low > 0:  # all of a raw code
-        byte = pack_byte(index, o, k, low).to(tl.int64)
-    if (number > 0) & (last >= low_bytes):
-        bit = 8 * (o - low_bytes)
-        inside = (bit >= 0) & (o < size)
-        raised = (number == 2).to(tl.int64)
-        first = first_reaching(index, bit, k, steps, inside, low, raised)
-        for t in tl.static_range(0, 8):
-            j = first + t
-            own = (tl.load(index + j, inside & (j < k), 0) >> low) + j * raised - bit
-            own = tl.where(inside & (j < k), own, -1)
-            byte |= tl.where((own >= 0) & (own < 8), (bit - bit + 1) << tl.minimum(tl.maximum(own, 0), 7), 0)
+def code_byte(index, start, k, number, low, low_bytes, size, TILE: tl.constexpr):
+    """int32 ``[TILE]``: bytes of the code of k indices, which are ascending, from ``start`` on; 0 before the first."""
+    lane = tl.arange(0, TILE)
+    byte = tl.zeros((TILE,), tl.int32)
+    if (low > 0) & (start < tl.minimum(low_bytes, size)):  # all of a raw code
+        o = start + lane
+        packed = pack_byte(index, tl.maximum(o, 0), k, low).to(tl.int32)
+        byte = tl.where((o >= 0) & (o < low_bytes), packed, 0)
+    if (number > 0) & (start + TILE > low_bytes) & (start < size) & (low_bytes < size):
+        byte |= _bits_of(index, start - low_bytes, k, number, low, TILE)
     return byte
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
+@triton.jit
+def _bits_of(index, start, k, number, low, TILE: tl.constexpr):
+    """int32 ``[TILE]``: bytes from ``start`` on of which the list says what is set; 0 before the first.
+
+    A program first finds which part of the list its bytes need; there it counts in 32 bits.
+    """
+    raised = (number == 2).to(tl.int64)
+    first = reaching(index, 8 * start, k, low, raised)
+    count = (reaching(index, 8 * (start + TILE), k, low, raised) - first).to(tl.int32)
+    index += first
+    origin = 8 * start - first * raised  # of what the part's numbers are, less their places in it
+    turn = raised.to(tl.int32)
+    bit = 8 * tl.arange(0, TILE)
+    left = tl.zeros((TILE,), tl.int32)
+    right = left + count
+    size = count
+    while size > 0:
+        middle = (left + right) >> 1
+        open_ = left < right
+        own = ((tl.load(index + middle, open_, 0) >> low) - origin).to(tl.int32) + middle * turn
+        below = open_ & (own < bit)
+        right = tl.where(open_ & (own >= bit), middle, right)
+        left = tl.where(below, middle + 1, left)
+        size = size >> 1
+    byte = tl.zeros((TILE,), tl.int32)
+    for t in tl.static_range(0, 8):
+        j = left + t
+        own = ((tl.load(index + j, j < count, 0) >> low) - origin).to(tl.int32) + j * turn - bit
+        byte |= tl.where((j < count) & (own < 8), 1 << tl.minimum(tl.maximum(own, 0), 7), 0)
+    return byte
+
+
+@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size"])
 def _write(
-    table, programs, lists, index, wire, w, k, number, low, low_bytes, size, steps,
+    table, programs, lists, index, wire, w, k, number, low, low_bytes, size,
     MANY: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     if MANY:
@@ -76,8 +103,9 @@ def _write(
         row = tl.program_id(1).to(tl.int64)
         tile = tl.program_id(0).to(tl.int64)
         first, at = row * k, wire + row * w
+        k, number, low = tile - tile + k, tile - tile + number, tile - tile + low
+    byte = code_byte(index + first, tile * TILE, k, number, low, low_bytes, size, TILE)
     o = tile * TILE + tl.arange(0, TILE)
-    byte = code_byte(index + first, o, tile * TILE + TILE - 1, k, number, low, low_bytes, size, steps)
     tl.store(at + o, byte.to(tl.uint8), o < size)
 
 
@@ -134,8 +162,19 @@ def _count(
         table, programs, lists, wires, b, plane, tiles, stride, row_stride,
         n, k, number, low, low_bytes, size, MANY, EACH,
     )  # fmt: skip
-    i = tile * TILE + tl.arange(0, TILE)
-    tl.store(counts + this, tl.sum(bit_of(base + low_bytes, i, i < 8 * (size - low_bytes)), 0))
+    byte, _lane, _left = _bytes_at(base, tile, low_bytes, size, TILE)
+    tl.store(counts + this, tl.sum(bits_set(byte), 0))
+
+
+@triton.jit
+def _bytes_at(base, tile, low_bytes, size, TILE: tl.constexpr):
+    """(int32 ``[TILE / 8]``: the bytes that say which bits of a tile are set, 0 behind the last; likewise, which bytes of the
+    tile they are; int32: how many lie in it)
+    """
+    first = tile * (TILE // 8)
+    lane = tl.arange(0, TILE // 8)
+    left = tl.minimum(tl.maximum(size - low_bytes - first, 0), TILE // 8).to(tl.int32)
+    return tl.load(base + low_bytes + first + lane, lane < left, 0).to(tl.int32), lane, left
 
 
 @triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
@@ -154,27 +193,66 @@ def _read(
     if MANY:
         marks = marks + row
         order, outside = marks, marks
-    i = tile * TILE + tl.arange(0, TILE)
-    j = i
+    index += first
     if number == 0:
+        _read_fields(index, order, outside, base, tile, n, k, low, low_bytes, TILE)
+    else:
+        tl.store(marks, 1, (tile == 0) & (number < 3) & (tl.load(total + other) != k))
+        if tile * (TILE // 8) < size - low_bytes:
+            begin = tl.load(begins + this).to(tl.int64)
+            _read_bits(index, order, outside, base, begin, tile, n, k, number, low, low_bytes, size, TILE)
+
+
+@triton.jit
+def _read_fields(index, order, outside, base, tile, n, k, low, low_bytes, TILE: tl.constexpr):
+    """A tile of a raw code."""
+    for begin in range(0, TILE, TILE // 4):
+        j = tile * TILE + begin + tl.arange(0, TILE // 4)
         keep = j < k
         place = load_bits(base, j, keep, low_bytes, low)
         follows = keep & (j > 0)
-        rises = place > load_bits(base, j - 1, follows, low_bytes, low)
-    else:
-        width, bits = 8 * (size - low_bytes), base + low_bytes
-        bit = bit_of(bits, i, i < width)
-        j = (tl.load(begins + this) + tl.cumsum(bit, 0) - bit).to(tl.int64)
-        keep = (bit > 0) & (j < k)
-        field = load_bits(base, j, keep, low_bytes, low)
-        place = ((i - j * (number == 2).to(tl.int64)) << low) | field
-        before = (i > 0) & (i <= width)
-        follows = keep & (number == 2) & (bit_of(bits, i - 1, before) > 0)  # the same upper bits
-        rises = field > load_bits(base, j - 1, follows, low_bytes, low)
-        tl.store(marks, 1, (tile == 0) & (number < 3) & (tl.load(total + other) != k))
-    mark_if(order, follows & (rises == 0))
-    mark_if(outside, keep & (place >= n))
-    tl.store(index + first + j, tl.minimum(place, n - 1), keep)
+        mark_if(order, follows & (place <= load_bits(base, j - 1, follows, low_bytes, low)))
+        mark_if(outside, keep & (place >= n))
+        tl.store(index + j, tl.minimum(place, n - 1), keep)
+
+
+@triton.jit
+def _read_bits(index, order, outside, base, begin, tile, n, k, number, low, low_bytes, size, TILE: tl.constexpr):
+    """What the bits of a tile say that are set, of which the first has the place ``begin`` in the list. What lies in the tile
+    is counted in 32 bits.
+    """
+    byte, lane, left = _bytes_at(base, tile, low_bytes, size, TILE)
+    at = base + low_bytes + tile * (TILE // 8) + lane
+    last = (
+        tl.load(at - 1, (lane < left) & (tile * (TILE // 8) + lane > 0), 0).to(tl.int32) >> 7
+    )  # the bit before a byte
+    own = bits_set(byte)
+    column = tl.arange(0, 8)[None, :]
+    j = (tl.cumsum(own, 0) - own)[:, None] + bits_set(byte[:, None] & ((1 << column) - 1))
+    room = tl.minimum(k - begin, TILE).to(tl.int32)
+    keep = (((byte[:, None] >> column) & 1) > 0) & (j < room)
+    turn = (number == 2).to(tl.int32)
+    follows = keep & (((((byte << 1) | last)[:, None] >> column) & turn) > 0)  # the same upper bits
+    field = tl.zeros(j.shape, tl.int32)
+    former = tl.zeros(j.shape, tl.int32)
+    bits = low.to(tl.int32)
+    if low > 0:
+        start = begin * low
+        bit = (start & 7).to(tl.int32) + j * bits
+        width = tl.minimum(low_bytes - (start >> 3), 0x7FFFFFFF).to(tl.int32)
+        field = load_field(base + (start >> 3), bit, keep, width, bits).to(tl.int32)
+        former = load_field(base + (start >> 3), bit - bits, follows, width, bits).to(tl.int32)
+    origin = tile * TILE - begin * turn
+    beyond = tl.maximum(tl.minimum(((n - 1) >> low) - origin, TILE), -TILE).to(tl.int32)
+    upper = 8 * lane[:, None] + column - j * turn  # from origin on
+    final = (n - 1).to(tl.int32)
+    place = tl.where(upper > beyond, final, ((upper + origin.to(tl.int32)) << bits) | field)
+    disordered = follows & (field <= former)
+    away = keep & ((upper > beyond) | (place > final))
+    if tl.max(tl.reshape((disordered | away).to(tl.int32), (TILE,)), 0) > 0:
+        mark_if(order, disordered)
+        mark_if(outside, away)
+    tl.store(index + begin + j, tl.minimum(place, final).to(tl.int64), keep)
 
 
 @triton.jit
@@ -212,7 +290,7 @@ def write_lists(index: Tensor, wire: Tensor, n: int, code: str) -> None:
     """The code of lists ``[b, k]`` int64, which are legal, into ``wire [b, w]``."""
     (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
     launch(_write, (block_count(size, TILE), b), None, None, None, index, wire, wire.shape[1], k, number, low,
-           packed_bytes(k, low), size, k.bit_length(), MANY=False, TILE=TILE)  # fmt: skip
+           packed_bytes(k, low), size, MANY=False, TILE=TILE)  # fmt: skip
 
 
 def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
@@ -236,7 +314,7 @@ def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
                EACH=False, TILE=LIST_BITS)  # fmt: skip
         begins, total = scan(counts)
     launch(_read, (tiles, lists), None, None, None, run.first[:, at:], begins, total, index, marks.words, *where,
-           MANY=False, EACH=False, TILE=LIST_BITS)  # fmt: skip
+           MANY=False, EACH=False, TILE=LIST_BITS, num_warps=8)  # fmt: skip
     for which, why in enumerate((WRONG_BITS, NOT_INCREASING, OUT_OF_RANGE)):
         marks.refuse(which, partial(explain, why, n, k))
     return index
@@ -290,14 +368,15 @@ def read_tables(
     sizes = (len(many), plane, programs, rows.stride(0), *[None] * 7)
     launch(_count, (programs, W), *where, counts, *sizes, MANY=True, EACH=each, TILE=LIST_BITS)
     begins, total = scan(counts, spans)
-    launch(_read, (programs, W), *where, begins, total, index, marks, *sizes, MANY=True, EACH=each, TILE=LIST_BITS)
+    launch(_read, (programs, W), *where, begins, total, index, marks, *sizes, MANY=True, EACH=each, TILE=LIST_BITS,
+           num_warps=8)  # fmt: skip
     return index
 
 
 def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
     table = ListTable.of(many, lists)
     tiles = many.pairs((ListTable, lists, "code"), lambda: [block_count(size, TILE) for size in table.sizes])
-    launch(_write, (len(tiles),), many.table, tiles, table.lists, index, message, *[None] * 6, table.steps, MANY=True,
+    launch(_write, (len(tiles),), many.table, tiles, table.lists, index, message, *[None] * 6, MANY=True,
            TILE=TILE)  # fmt: skip
 
 

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE
+from grace.compute.launching import MOST_PER_BLOCK, TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile
 from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
@@ -31,7 +31,16 @@ from grace.kernels.signs.rules import (
     wire_bytes,
 )
 from grace.kernels.statistics.triton import mean_magnitude, mean_magnitude_of_many, two_means, two_means_of_many
-from grace.kernels.tiles.triton import fields_of_blocks, lanes_of, left_of, load_codes, of_blocks, spread, store_fields
+from grace.kernels.tiles.triton import (
+    fields_of_blocks,
+    lanes_of,
+    left_of,
+    load_codes,
+    of_blocks,
+    spread,
+    store_fields,
+    sums_of_blocks,
+)
 from grace.kernels.triton import load_sum, magnitude, mark_if, negated, store_codes, store_tile
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -43,8 +52,9 @@ _TRITS = 3  # digits in base 3, for votes that may abstain
 def _encode(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, low, high, tau,
     RULE: tl.constexpr, ZEROS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr,
-    HAS_REST: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
+    HAS_REST: tl.constexpr, FINDS: tl.constexpr, FLUSHES: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
+    """FINDS: whether blocks are in this tile, which finds their means. FLUSHES: whether means of subnormal size become 0."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, _key0, _key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
@@ -74,15 +84,30 @@ def _encode(
         if RULE == 0:
             value = tl.where(up, 1.0, -1.0)
         elif RULE == 1:
-            scale = of_blocks(high + head, first, lane, inside, n, block, SPAN)
+            if FINDS:
+                total, _lower, _above, size = sums_of_blocks(
+                    x + start, e + start, first, n, tau, 0, HAS_MEMORY, block, SPAN
+                )
+                scale = (total / size).to(tl.float32)
+                if FLUSHES:
+                    scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
+            else:
+                scale = of_blocks(high + head, first, lane, inside, n, block, SPAN)
             store_fields(base, scale, first, lane, inside, n, block, SPAN)
             scale = spread(scale, first, lane, block, SPAN)
             value = tl.where(up, scale, negated(scale))
             if ZEROS == 3:
                 value = value + 0.0
         else:
-            lower = of_blocks(low + head, first, lane, inside, n, block, SPAN)
-            upper = of_blocks(high + head, first, lane, inside, n, block, SPAN)
+            if FINDS:
+                total, below, above, size = sums_of_blocks(
+                    x + start, e + start, first, n, tau, 2, HAS_MEMORY, block, SPAN
+                )
+                lower = (below / tl.maximum(size - above, 1.0)).to(tl.float32)
+                upper = (total / tl.maximum(above, 1.0)).to(tl.float32)
+            else:
+                lower = of_blocks(low + head, first, lane, inside, n, block, SPAN)
+                upper = of_blocks(high + head, first, lane, inside, n, block, SPAN)
             store_fields(base, lower, first, lane, inside, n, block, SPAN)
             store_fields(base + 4 * nb, upper, first, lane, inside, n, block, SPAN)
             value = tl.where(up, spread(upper, first, lane, block, SPAN), spread(lower, first, lane, block, SPAN))
@@ -215,14 +240,19 @@ def _write(
 
 def _launch(job: Job, rule: int, block: int, zeros: int, tau: float = 0.0) -> Any:
     low = high = None  # what the bits of each block stand for
-    if rule == SIGNS:
+    finds = rule in (SIGNS, TWO_MEANS) and fits_tile(block)
+    if finds:
+        pass
+    elif rule == SIGNS:
         high = job.reduce(mean_magnitude, mean_magnitude_of_many, block)
         if zeros == NONE:
             high.masked_fill_(high < _TINY, 0.0)
     elif rule == TWO_MEANS:
         low, high = job.reduce(two_means, two_means_of_many, block, tau)
     per = 5 if rule == _TRITS else 8
-    return job.encode(_encode, block, low, high, tau, per=per, RULE=rule, ZEROS=zeros, G=TILE // 8, PER=per)
+    tile = MOST_PER_BLOCK if finds else TILE  # the sums of a block take long, for few threads
+    how = {"RULE": rule, "ZEROS": zeros, "FINDS": finds, "FLUSHES": zeros == NONE, "G": tile // 8, "PER": per}
+    return job.encode(_encode, block, low, high, tau, per=per, tile=tile, **how, num_warps=8 if finds else 4)
 
 
 def _add_up(

@@ -23,7 +23,7 @@ from grace.kernels.selection.triton import take_topk, take_topk_many
 from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.triton import (
-    first_reaching,
+    first_of_each,
     load_bits,
     load_digit,
     load_float,
@@ -31,14 +31,15 @@ from grace.kernels.triton import (
     magnitude,
     mark_if,
     nearest_bfloat16,
+    store_tile,
 )
 
 _OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
+@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size"])
 def _write(
-    table, programs, lists, sent, index, wire, w, k, number, low, low_bytes, size, steps,
+    table, programs, lists, sent, index, wire, w, k, number, low, low_bytes, size,
     MANY: tl.constexpr, NARROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The wires: the values of each row, as float32 or as the nearest bfloat16, then the code of their places."""
@@ -52,20 +53,21 @@ def _write(
         tile = tl.program_id(0).to(tl.int64)
         first, before = row * k, (4 - 2 * NARROW) * k
         at = wire + row * w
-    o = tile * TILE + tl.arange(0, TILE)
-    byte = o - o
-    if tile * TILE < before:
-        value = tl.load(sent + first + o // (4 - 2 * NARROW), o < before, 0.0)
+        k, number, low = tile - tile + k, tile - tile + number, tile - tile + low
+    lane = tl.arange(0, TILE)
+    start = tile * TILE - before
+    byte = tl.zeros((TILE,), tl.int32)
+    if start < 0:
+        valued = start + lane < 0
+        value = tl.load(sent + first + tile * (TILE // (4 - 2 * NARROW)) + lane // (4 - 2 * NARROW), valued, 0.0)
         if NARROW:
             word = nearest_bfloat16(value).to(tl.int32, bitcast=True) >> 16
         else:
             word = value.to(tl.int32, bitcast=True)
-        byte = (word.to(tl.int64) >> (o % (4 - 2 * NARROW) * 8)) & 0xFF
-    if tile * TILE + TILE > before:
-        last = tile * TILE + TILE - 1 - before
-        code = code_byte(index + first, tl.maximum(o - before, 0), last, k, number, low, low_bytes, size, steps)
-        byte = tl.where(o < before, byte, code)
-    tl.store(at + o, byte.to(tl.uint8), o < before + size)
+        byte = tl.where(valued, (word >> (lane % (4 - 2 * NARROW) * 8)) & 0xFF, 0)
+    if start + TILE > 0:
+        byte |= code_byte(index + first, start, k, number, low, low_bytes, size, TILE)
+    tl.store(at + tile * TILE + lane, byte.to(tl.uint8), start + lane < size)
 
 
 @triton.jit
@@ -125,7 +127,7 @@ def _sum_lists(
     if ADD == 0:
         for t in range(0, OWNED, TILE):
             i = first + t + tl.arange(0, TILE)
-            tl.store(out + i, tl.zeros((TILE,), tl.float32), i < n)
+            store_tile(out + i, tl.zeros((TILE,), tl.float32), i < n, first + OWNED <= n)
         tl.debug_barrier()
     lane = tl.arange(0, LISTS)
     behind, dense = lane * 0, lane < 0  # where values begin; which wires have no list
@@ -137,9 +139,9 @@ def _sum_lists(
     own = lane.to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
     listed = (lane < W) & (dense == 0)
-    begins = tl.where(dense, bound, first_reaching(index + own, bound, k, steps, listed, 0, 0))
+    begins = tl.where(dense, bound, first_of_each(index + own, bound, k, steps, listed))
     ends = tl.minimum(bound + OWNED, n)
-    ends = tl.where(dense, ends, first_reaching(index + own, bound + OWNED, k, steps, listed, 0, 0))
+    ends = tl.where(dense, ends, first_of_each(index + own, bound + OWNED, k, steps, listed))
     for wire in range(W):
         this = lane == wire
         end = tl.sum(tl.where(this, ends, 0), 0)
@@ -228,7 +230,7 @@ def _write_pairs(index: Tensor, sent: Tensor, n: int, code: str, narrow: bool) -
     (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
     wire = torch.empty(b, k * (2 if narrow else 4) + size, dtype=torch.uint8, device=index.device)
     launch(_write, (block_count(wire.shape[1], TILE), b), None, None, None, sent, index, wire, wire.shape[1], k, number, low,
-           packed_bytes(k, low), size, k.bit_length(), MANY=False, NARROW=narrow, TILE=TILE)  # fmt: skip
+           packed_bytes(k, low), size, MANY=False, NARROW=narrow, TILE=TILE)  # fmt: skip
     return wire
 
 
@@ -286,15 +288,15 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
     if finite is NotImplemented:
         return NotImplemented
     tiles = many.pairs((ListTable, pairs, "write"), lambda: [block_count(width, TILE) for width in table.widths])
-    write_tables(message, many, table.lists, tiles, index, sent, table.steps, pairs.narrow)
+    write_tables(message, many, table.lists, tiles, index, sent, pairs.narrow)
     return finite
 
 
 def write_tables(
-    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, steps: int, narrow: bool
+    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, narrow: bool
 ) -> None:
     """Writes values ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire (``tiles``)."""
-    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, *[None] * 6, steps, MANY=True, NARROW=narrow,
+    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, *[None] * 6, MANY=True, NARROW=narrow,
            TILE=TILE)  # fmt: skip
 
 

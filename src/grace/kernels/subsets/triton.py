@@ -21,7 +21,7 @@ from grace.kernels.blocks import block_count
 from grace.kernels.many import Many
 from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.subsets import Drawing, check_wires
-from grace.kernels.triton import load_sum, magnitude, mark_if
+from grace.kernels.triton import bits_set, load_sum, load_tile, magnitude, mark_if, store_tile
 from grace.random.reference import SORTED_SUBSET, half_bits
 from grace.random.triton import DRAWN, rank_of, walk
 
@@ -125,16 +125,6 @@ def _note(index, words, slot, i, keep, LISTED: tl.constexpr):
 
 
 @triton.jit
-def bits_set(word):
-    """How many bits of each int32 are set."""
-    word = word.to(tl.uint32, bitcast=True)
-    word = word - ((word >> 1) & 0x55555555)
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F
-    return ((word * 0x01010101) >> 24).to(tl.int32)
-
-
-@triton.jit
 def _count(table, programs, heads, words, before, unit, CHUNK: tl.constexpr):
     """``before``: how many bits of a tensor are set in the words before each of its own. A program takes a tensor."""
     task, _tile = tile_of(programs)
@@ -151,17 +141,21 @@ def _count(table, programs, heads, words, before, unit, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def drawn_at(heads, words, before, task, i, inside, unit, LISTED: tl.constexpr):
-    """(whether numbers i are sent; if blocks are, where in what the tensor sends)"""
-    block = i // unit
-    at = tl.load(heads + task) + block // 32
-    word = tl.load(words + at, inside, 0)
-    lane = (block % 32).to(tl.int32)
-    sent = ((word >> lane) & 1) > 0
-    where = i
+def drawn_at(heads, words, before, task, first, lane, inside, full, unit, LISTED: tl.constexpr):
+    """(whether the numbers ``first + lane`` are sent; if blocks are, where in what the tensor sends). ``first``: a multiple of
+    32.
+    """
+    begin = first // unit
+    behind = (first - begin * unit).to(tl.int32) + lane
+    block = behind // unit + (begin & 31).to(tl.int32)
+    at = tl.load(heads + task) + (begin >> 5)
+    word = load_tile(words + at + (block >> 5), inside, full)
+    bit = (block & 31).to(tl.int32)
+    sent = ((word >> bit) & 1) > 0
+    where = lane
     if LISTED == 0:
-        below = word & ((tl.full(i.shape, 1, tl.int32) << lane) - 1)
-        where = (tl.load(before + at, inside, 0) + bits_set(below)) * unit + i % unit
+        below = word & ((1 << bit) - 1)
+        where = (load_tile(before + at + (block >> 5), inside, full) + bits_set(below)) * unit + behind % unit
     return sent, where
 
 
@@ -184,13 +178,15 @@ def _take_drawn(
     place, n = wire_of(table, task)
     x, _start = numbers_of(table, task, x, EVEN)
     e = tensor_of(table, task, 1, EVEN)
-    i = tile * TILE + tl.arange(0, TILE)
-    inside = i < n
-    p = load_sum(x, e, i, inside, HAS_MEMORY)
+    first, full = tile * TILE, (tile + 1) * TILE <= n
+    lane = tl.arange(0, TILE)
+    inside = lane < tl.minimum(n - first, TILE).to(tl.int32)
+    p = load_sum(x + first, e + first, lane, inside, HAS_MEMORY, full)
     mark_if(bad + task, magnitude(p) >= 0x7F800000)
-    sent, where = drawn_at(heads, words, before, task, i, inside, unit, LISTED)
+    sent, where = drawn_at(heads, words, before, task, first, lane, inside, full, unit, LISTED)
     if HAS_REST:
-        tl.store(tensor_of(table, task, 2, EVEN) + i, tl.where(sent, p * tl.load(left + task), p), inside)
+        rest = tl.where(sent, p * tl.load(left + task), p)
+        store_tile(tensor_of(table, task, 2, EVEN) + first + lane, rest, inside, full)
     if LISTED:
         at, mine, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
         tl.store(wire + at, load_sum(x, e, i, mine, HAS_MEMORY), mine)
@@ -208,18 +204,21 @@ def _put_drawn(
     place, n = wire_of(table, task)
     x, _start = numbers_of(table, task, x, EVEN)
     weight = tl.load(left + task)
-    i = tile * TILE + tl.arange(0, TILE)
-    inside = i < n
-    sent, where = drawn_at(heads, words, before, task, i, inside, unit, LISTED)
+    first, full = tile * TILE, (tile + 1) * TILE <= n
+    lane = tl.arange(0, TILE)
+    inside = lane < tl.minimum(n - first, TILE).to(tl.int32)
+    sent, where = drawn_at(heads, words, before, task, first, lane, inside, full, unit, LISTED)
     zero = tl.zeros((TILE,), tl.float32)
     if LISTED:
-        tl.store(x + i, zero, inside & (sent == 0))
-        at, inside, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
-        said = zero + tl.load(wire + at, inside, 0.0) * weight
+        tl.store(x + first + lane, zero, inside & (sent == 0))
+        at, listed, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
+        value = zero + tl.load(wire + at, listed, 0.0) * weight
+        mark_if(bad + task, listed & (magnitude(value) >= 0x7F800000))
+        tl.store(x + i, value, listed)
     else:
-        said = zero + tl.load(wire + place // 4 + where, inside & sent, 0.0) * weight
-    mark_if(bad + task, inside & (magnitude(said) >= 0x7F800000))
-    tl.store(x + i, said, inside)
+        value = zero + tl.load(wire + place // 4 + where, inside & sent, 0.0) * weight
+        mark_if(bad + task, inside & (magnitude(value) >= 0x7F800000))
+        store_tile(x + first + lane, value, inside, full)
 
 
 class Subsets:

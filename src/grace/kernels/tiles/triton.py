@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from grace.kernels.triton import load_float, store_float
+from grace.kernels.triton import load_float, store_float, sum_pieces
 
 
 @triton.jit
@@ -92,6 +92,20 @@ def spread(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):
 def tops_of_blocks(word, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     """``[NB]``: the largest of the integers ``word`` in each block, where none is longer than the tile."""
     return tl.max(tl.reshape(word, (SPAN // BLOCK, BLOCK)), 1)
+
+
+@triton.jit
+def sums_of_blocks(
+    x, e, first, n, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr
+):
+    """float64 ``[NB]`` four times: what :func:`grace.kernels.triton.sum_pieces` says of each block of the tile that begins at
+    x and e, where none is longer than it; and how many numbers it has, at least 1. After a tile is read this finds it in a
+    cache.
+    """
+    j = tl.arange(0, SPAN // BLOCK)
+    left = tl.minimum(tl.maximum(n - first - j * BLOCK, 0), BLOCK).to(tl.int32)
+    total, lower, above = sum_pieces(x, e, j * BLOCK, left, (BLOCK + 15) // 16, tau, KIND, HAS_MEMORY, SPAN // BLOCK)
+    return total, lower, above, tl.maximum(left, 1).to(tl.float64)
 
 
 # ---- codes ----------------------------------------------------------------------------------------------------------

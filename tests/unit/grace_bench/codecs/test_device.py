@@ -89,6 +89,30 @@ def test_the_row_and_the_table_of_a_device(monkeypatch: pytest.MonkeyPatch):
     assert "3, 2, " in capture.get()
 
 
+def test_a_device_is_held_back_until_all_is_submitted(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool):
+            assert enable_timing
+
+        def record(self) -> None:
+            said.append("mark")
+
+        def synchronize(self) -> None:
+            said.append("wait")
+
+        def elapsed_time(self, other: Event) -> float:
+            return 2.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("drain"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: said.append("hold") if cycles >= 1e6 else None)
+    case = Case("x", lambda: said.append("run"), lambda: said.append("prepare"))
+    assert device.busy_seconds(case, lambda: said.append("clear")) == 2.5e-3
+    assert said[:8] == ["prepare", "clear", "drain", "hold", "mark", "run", "mark", "wait"]
+
+
 def test_the_clock_of_a_case_is_the_devices():
     ticks = iter([1.0, 4.5])
     assert Case("x", lambda: None).seconds(lambda: None, lambda: next(ticks)) == 3.5

@@ -76,7 +76,7 @@ def choose_gapped(many: Many, picked: Reaching | Largest, finite: Tensor, code: 
     picked.emit(own, index, sent, many.rests is not None, code.narrow)
     fields = torch.zeros(size, dtype=torch.uint8, device=device)
     fields[heads.view(-1)] = numbers.view(torch.uint8)
-    write_tables(fields, many, own, tiles, index, sent, says.steps, code.narrow)
+    write_tables(fields, many, own, tiles, index, sent, code.narrow)
     table = GapTable(many.sizes, device, says.lists, says.stored)
     widths, laid = lay_lists(index, fields, table)
     return Chosen(widths, finite, _Notes(table, laid))
