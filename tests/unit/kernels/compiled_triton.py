@@ -336,7 +336,8 @@ def compiled(
     fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
-    ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows.
+    ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows
+    but of those that are not specialised.
     """
     signature, narrow = {}, numbers == "i32"
     if constants.get("MANY"):
@@ -362,7 +363,9 @@ def compiled(
             signature[name] = POINTERS.get(name, "*fp32")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     kinds = ("*", "i32") if even else ("*",)
-    known = [name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in WORDS]
+    known = [
+        name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in opaque(kernel)
+    ]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
     source = ASTSource(kernel, signature, places, attributes)
     return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
@@ -380,9 +383,13 @@ def faults(code: Any) -> list[str]:
     return sorted(set(found))
 
 
+def opaque(kernel: Any) -> set[str]:
+    """The arguments of which the compiler never knows a value or a divisor."""
+    return {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
+
+
 def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Which integers of a launch may be 1, and so be known to the compiler: none, each, n with its block, and all."""
-    opaque = {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
     kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
     integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
     free = integers - opaque - set(way) | {

@@ -88,7 +88,8 @@ def _encode(
         store_tile(rest + begin + lane, p - said, inside, full)
 
 
-@triton.jit(do_not_specialize=["weight"])
+# Nor n, for the reason that levels give: of an n that 16 divides, ptxas 12.8 forgets where codes of 9 bits begin.
+@triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
