@@ -236,10 +236,10 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.rotation._sum": ({}, [
         {"BITS": bits, "LOG": log, **how, "TILE": 1024} for bits, log, how in ((1, 10, ALL), (4, 10, ALL), (3, 4, SUM))
     ]),
-    "kernels.tables._encode": ({}, [{"BITS": bits, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
+    "kernels.tables._encode": ({}, [{"BITS": bits, "LOG": 10, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
     "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),
     "kernels.tables._decode": ({"begins": "*i64", "most": "i64"}, [
-        {"SUM_BITS": bits, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
+        {"SUM_BITS": bits, "LOG": 10, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
     ]),
     "kernels.floats._encode": ({}, [
         {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "block": 512,

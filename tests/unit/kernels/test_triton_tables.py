@@ -62,6 +62,7 @@ CASES = [
     (THC(block=64, bits=3), (63, 64, 65, 129), 3, torch.bfloat16),
     (THC(block=8, bits=2, uniform=True), (7, 1, 9), 4, torch.float16),
     (THC(block=16), (33, 2), 9, torch.float32),  # sums of nine bits
+    (THC(block=1024), (2060,), 2, torch.float32),  # a full tile, and one that ends a chunk and begins the next
 ]
 
 

@@ -21,14 +21,14 @@ from grace.kernels.packing import packed_bytes
 from grace.kernels.rotation import rotate_back_many
 from grace.kernels.tables import Chunks, code_bits
 from grace.kernels.tables.reference import share_of
-from grace.kernels.triton import load_bits, load_code, mark_if, positions_of, store_codes
+from grace.kernels.triton import load_bits, load_code, mark_if, positions_of, store_codes, store_tile
 from grace.random.triton import lanes_at
 
 
 @triton.jit(do_not_specialize=["step", "scale"])
 def _encode(
-    table, programs, heads, x, wire, bounds, entries, shares, W, stride, block, step, scale,
-    BITS: tl.constexpr, SAY: tl.constexpr, EVEN: tl.constexpr, G: tl.constexpr,
+    table, programs, heads, x, wire, bounds, entries, shares, W, stride, step, scale,
+    BITS: tl.constexpr, LOG: tl.constexpr, SAY: tl.constexpr, EVEN: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """A program: codes of a tile of one owner's chunk. scale: g/2. SAY: x, the rotated numbers, become what the codes say."""
     task, tile = tile_of(programs)
@@ -41,7 +41,7 @@ def _encode(
     first, inner, _counts = positions_of(tile % per, G, 8)
     i = owner * c + inner
     inside = (inner < c) & (i < n)
-    bound = tl.load(bounds + tl.load(heads + task) + i // block, inside, 0.0)
+    bound = tl.load(bounds + tl.load(heads + task) + (i >> LOG), inside, 0.0)
     live = bound >= 1.1754943508222875e-38
     unit = tl.where(live, tl.div_rn(tl.load(x + i, inside, 0.0), tl.where(live, bound, 1.0)), 0.0)
     v = (tl.where(unit > 1, 1.0, tl.where(unit < -1, -1.0, unit)) + 1.0) * scale
@@ -97,21 +97,27 @@ def _sum(
 
 @triton.jit
 def _decode(
-    table, programs, heads, begins, wires, x, marks, bounds, shares, W, stride, most, block,
-    SUM_BITS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+    table, programs, heads, begins, wires, x, marks, bounds, shares, W, stride, most,
+    SUM_BITS: tl.constexpr, LOG: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """x: what sums say of rotated numbers. A mark where a sum is above ``most``."""
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, x, EVEN)
     _place, n = wire_of(table, task)
     c = (n + W - 1) // W
-    i = tile * TILE + tl.arange(0, TILE)
-    inside = i < n
-    at = wires + i // c * stride + tl.load(begins + task)
-    total = load_bits(at, i % c, inside, (c * SUM_BITS + 7) // 8, SUM_BITS)
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    i = first + lane
+    inside, full = i < n, n - first >= TILE
+    before = first % c
+    if c >= TILE:  # a tile is of two chunks at most
+        further = (lane >= tl.minimum(c - before, TILE).to(tl.int32)).to(tl.int32)
+    else:
+        further = (before.to(tl.int32) + lane) // c.to(tl.int32)
+    at = wires + (first // c + further) * stride + tl.load(begins + task)
+    total = load_bits(at, before + lane - further * c, inside, (c * SUM_BITS + 7) // 8, SUM_BITS)
     mark_if(marks + task, (total > most) & inside)
-    bound = tl.load(bounds + tl.load(heads + task) + i // block, inside, 0.0)
-    tl.store(x + i, tl.load(shares + tl.minimum(total, most)) * bound, inside)
+    bound = tl.load(bounds + tl.load(heads + task) + (i >> LOG), inside, 0.0)
+    store_tile(x + i, tl.load(shares + tl.minimum(total, most)) * bound, inside, full)
 
 
 def encode_entries_many(message: Tensor, many: Many, chunks: Chunks, bounds: Tensor, block: int, step: int) -> None:
@@ -121,7 +127,7 @@ def encode_entries_many(message: Tensor, many: Many, chunks: Chunks, bounds: Ten
     entries, share = _numbers(chunks.table, torch.float32, y.device), _shares(chunks.table, g, y.device)
     clip, keep = y.clip(block), many.rests is not None
     launch(_encode, (len(tiles),), y.table, tiles, y.heads(clip), y.like, message, bounds, entries, share, W,
-           message.stride(0), clip, step_word(step, y.device), g / 2, BITS=bits, SAY=keep, EVEN=y.even,
+           message.stride(0), step_word(step, y.device), g / 2, BITS=bits, LOG=block.bit_length() - 1, SAY=keep, EVEN=y.even,
            G=TILE // 8)  # fmt: skip
     if keep:
         rotate_back_many(message, y, many, block, 0, step, subtract=True)
@@ -144,8 +150,8 @@ def decode_entries_many(sums: Tensor, many: Many, chunks: Chunks, bounds: Tensor
     )
     share = _shares(tuple(range(most + 1)), most, many.device)
     launch(_decode, (len(tiles),), many.table, tiles, many.heads(clip), _sums_begin(many, chunks), sums, many.like,
-           marks.words, bounds, share, chunks.world, sums.stride(0), most, clip, SUM_BITS=chunks.bits, EVEN=many.even,
-           TILE=TILE)  # fmt: skip
+           marks.words, bounds, share, chunks.world, sums.stride(0), most, SUM_BITS=chunks.bits, LOG=block.bit_length() - 1,
+           EVEN=many.even, TILE=TILE)  # fmt: skip
     rotate_back_many(sums, many, many, block, 0, step)
     return many.all_of(marks.words)
 
