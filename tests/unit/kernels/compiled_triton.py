@@ -194,8 +194,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         )
     ]),
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
-    "kernels.index_lists._count": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST)]),
-    "kernels.index_lists._read": ({}, [{**how, "TILE": 4096} for how in (LIST_EACH, LIST_MANY, LIST)]),
+    "kernels.index_lists._count": ({}, [{**how, "TILE": 2048} for how in (LIST_EACH, LIST)]),
+    "kernels.index_lists._read": ({}, [{**how, "TILE": 2048} for how in (LIST_EACH, LIST_MANY, LIST)]),
     "kernels.gap_lists._measure": ({}, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
     "kernels.gap_lists._lay": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
     "kernels.gap_lists._write": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),

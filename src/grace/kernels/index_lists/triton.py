@@ -30,7 +30,7 @@ from grace.kernels.many.triton import tile_of, wire_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.triton import bits_set, load_bits, load_field, mark_if, pack_byte, reaching, scan
 
-LIST_BITS = 4096  # of a program that looks for those that are set, or fields of one that reads them
+LIST_BITS = 2048  # of a program that looks for those that are set, or fields of one that reads them
 
 
 @triton.jit
