@@ -392,7 +392,7 @@ def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterat
     """Which integers of a launch may be 1, and so be known to the compiler: none, each, n with its block, and all."""
     kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
     integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
-    free = integers - opaque - set(way) | {
+    free = integers - opaque(kernel) - set(way) | {
         "block"
     }  # which is n where n is less, also where it is a constant of the way
     names = tuple(name for name in kernel.arg_names if name in free)
