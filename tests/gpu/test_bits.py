@@ -103,9 +103,9 @@ def assert_agrees_by_lapack(method: Method[Any], xs: list[Tensor], what: object)
     with at(DEVICE):
         got = means_of(method, [x.to(DEVICE) for x in xs], 4)
     for k, (a, b) in enumerate(zip(got, want, strict=True)):
-        largest = float(b.abs().max()) if b.numel() else 0.0
+        largest, eps = float(b.abs().max()) if b.numel() else 0.0, max(1e-5, torch.finfo(b.dtype).eps)
         torch.testing.assert_close(
-            a.cpu(), b, rtol=2e-4, atol=1e-5 * largest, msg=lambda text, k=k: f"{what}: {k}: {text}"
+            a.cpu(), b, rtol=2e-4, atol=eps * largest, msg=lambda text, k=k: f"{what}: {k}: {text}"
         )
 
 

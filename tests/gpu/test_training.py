@@ -32,7 +32,7 @@ METHODS = (
 
 @pytest.fixture(autouse=True)
 def one_worker() -> Iterator[None]:
-    grace.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

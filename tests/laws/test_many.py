@@ -69,9 +69,9 @@ SERVED = (
 
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
-    "efsignsgd": 4, "signsgd": 3, "qsgd": 3, "terngrad": 4, "natural": 4, "fp8": 3, "u8bit": 4, "onebit": 4, "lpc": 3,
+    "efsignsgd": 5, "signsgd": 3, "qsgd": 3, "terngrad": 4, "natural": 4, "fp8": 3, "u8bit": 4, "onebit": 5, "lpc": 3,
     "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 15, "drive": 7, "eden": 7, "rht": 6,
-    "thc": 9, "qsparse": 18, "blockrandomk:mode=clt": 12, "topk:memory=dgc": 17, "bf16": 4, "fp16": 4,
+    "thc": 9, "qsparse": 19, "blockrandomk:mode=clt": 12, "topk:memory=dgc": 17, "bf16": 4, "fp16": 4,
 }  # fmt: skip
 LONG = (
     "topk",
@@ -81,7 +81,7 @@ LONG = (
     "blockrandomk:mode=clt",
 )  # of which one bucket is counted that has many tensors
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
-HOPS = (("efsignsgd", 8, 10), ("qsgd", 6, 8), ("fp8", 6, 8))
+HOPS = (("efsignsgd", 10, 12), ("qsgd", 6, 8), ("fp8", 6, 8))
 REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse", "powersgd")
 
 

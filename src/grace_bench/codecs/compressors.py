@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace.communicators import Allreduce
@@ -56,18 +57,21 @@ def _encoder(compressor: Compressor, buffers: Buffers, *, remember: bool = False
 
 
 def _decoder(compressor: Compressor, buffers: Buffers, count: int) -> Case:
-    """Decodes the wires of ``count`` workers, and adds them up. The wires are made when they are first needed."""
+    """Decodes the wires of ``count`` workers, and adds them up. The wires are made when they are first needed, and lie side by
+    side, as a collective leaves them.
+    """
     wires: list[Tensor] = []
     scale = 1.0 if compressor.aggregation == "majority" else 1 / buffers.workers
     rng = Peer(0, buffers.workers, step=1, name="weight").shared(compressor.id)
 
     def prepare() -> None:
-        start = time.perf_counter()
-        while len(wires) < count:
-            if len(wires) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
-                wires.extend(itertools.islice(itertools.cycle(list(wires)), count - len(wires)))
+        start, made = time.perf_counter(), list[Tensor]()
+        while not wires and len(made) < count:
+            if len(made) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
+                made.extend(itertools.islice(itertools.cycle(list(made)), count - len(made)))
             else:
-                rng = stream(compressor, len(wires), buffers)
-                wires.append(compressor.encode_(buffers.gradient(len(wires)), rng)[0])
+                rng = stream(compressor, len(made), buffers)
+                made.append(compressor.encode_(buffers.gradient(len(made)), rng)[0])
+        wires.extend(torch.stack(made) if len({wire.shape for wire in made}) == 1 else made)
 
     return Case(DECODE, lambda: compressor.aggregate_(wires, buffers.out, scale, rng), prepare)

@@ -91,8 +91,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
-        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "FINDS": 0 < rule < 3,
-         "FLUSHES": how is ONE, "G": 512, "PER": 5 if rule == 3 else 8}
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "block": block, "G": 128,
+         "PER": 5 if rule == 3 else 8}
         for how, block in ((MANY, 4096), (ONE, 256)) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
@@ -273,7 +273,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
-    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.tile_to_add",
+    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at",
     "kernels.many.blocks_at",
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",

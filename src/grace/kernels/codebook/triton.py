@@ -16,13 +16,13 @@ from grace.flags.finite import Flag
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
-from grace.kernels.many.triton import encoder_at, so_far, tile_to_add
+from grace.kernels.many.triton import adder_at, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.tiles.triton import fields_of_blocks, left_of, of_blocks, spread, store_fields, tops_of_blocks
 from grace.kernels.triton import load_sum, load_tile, magnitude, mark_if, negated, store_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "step"])
 def _encode(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops, entries,
     middle,
@@ -61,12 +61,12 @@ def _encode(
         store_tile(rest + begin + lane, p - said, inside, full)
 
 
-@triton.jit(do_not_specialize=["weight"])
+@triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight, entries,
     MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, first, n, base, marks, nb = tile_to_add(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
     )
     out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)

@@ -15,7 +15,7 @@ from grace.kernels.fixed import BAD_UNIT, bad_code, fixed_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
-from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
+from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.tiles.triton import (
     fields_of_blocks,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from grace.random import Stream
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "step", "share", "most", "shrink"])
+@triton.jit(do_not_specialize=["n", "key0", "key1", "step", "share", "most", "shrink"])
 def _encode(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops, share, most,
     shrink,
@@ -89,13 +89,13 @@ def _encode(
         store_tile(rest + begin + lane, p - said, inside, full)
 
 
-@triton.jit(do_not_specialize=["weight"])
+@triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     BITS: tl.constexpr, SYMMETRIC: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    out, first, n, base, marks, nb = tile_to_add(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
     )
     out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)

@@ -15,7 +15,7 @@ from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
-from grace.kernels.many.triton import encoder_at, so_far, tile_to_add
+from grace.kernels.many.triton import adder_at, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.tiles.triton import fields_of_blocks, left_of, of_blocks, spread, store_fields, tops_of_blocks
 from grace.kernels.triton import (
@@ -70,7 +70,7 @@ def _round_at_random(y, lane, FRACTION: tl.constexpr, LEAST: tl.constexpr):
     return tl.where(y.to(tl.int32, bitcast=True) < 0, negated(level), level)
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "step"])
+@triton.jit(do_not_specialize=["n", "key0", "key1", "step"])
 def _encode(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops,
     FRACTION: tl.constexpr, LEAST: tl.constexpr, LARGEST: tl.constexpr, MOST: tl.constexpr, RANDOM: tl.constexpr,
@@ -111,13 +111,13 @@ def _encode(
         store_tile(rest + begin + lane, p - said * scale, inside, full)
 
 
-@triton.jit(do_not_specialize=["weight"])
+@triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     FRACTION: tl.constexpr, LEAST: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    out, first, n, base, marks, nb = tile_to_add(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
     )
     out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)

@@ -15,7 +15,7 @@ from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
-from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
+from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many, largest, largest_of_many
 from grace.kernels.tiles.triton import (
     fields_of_blocks,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from grace.random import Stream
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "step", "shrink"])
+@triton.jit(do_not_specialize=["n", "key0", "key1", "step", "shrink"])
 def _quantize(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, norms, shrink,
     S: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
@@ -98,13 +98,12 @@ def _quantize(
         store_tile(rest + begin + lane, p - level.to(tl.float32) * worth, inside, full)
 
 
-# Nor n: of an n that is known to be 1, pairs of codes are half used, and ptxas 12.8 forgets to subtract S from the other half.
 @triton.jit(do_not_specialize=["weight", "n"])
 def _dequantize_sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     S: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, first, n, base, marks, nb = tile_to_add(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
     )
     out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)

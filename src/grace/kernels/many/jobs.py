@@ -64,7 +64,7 @@ class Rows:
         launch(
             kernel, (block_count(n, tile // 8 * per), b), None, None, None, self.rows, self.memory, self.rest, self.wire,
             marks.words, n, self.wire.shape[1], signed(key[0]), signed(key[1]), key[2], known_block(block, n, tile), *args,
-            MANY=False, EVEN=False, HAS_MEMORY=self.memory is not None, HAS_REST=self.rest is not None, **constants,
+            MANY=False, EVEN=are_even(b, n), HAS_MEMORY=self.memory is not None, HAS_REST=self.rest is not None, **constants,
         )  # fmt: skip
         return self.wire, marks.unset()
 
@@ -117,6 +117,11 @@ class Tensors:
 Job: TypeAlias = Rows | Tensors
 
 
+def are_even(rows: int, n: int) -> bool:
+    """Whether all rows begin at a multiple of 16 numbers of their tensor."""
+    return rows == 1 or n % 16 == 0
+
+
 def fits_tile(block: int) -> bool:
     """Whether programs take whole blocks of this size: then a kernel finds itself what is largest in them."""
     return block <= MOST_PER_BLOCK and block & (block - 1) == 0
@@ -152,7 +157,7 @@ def add_up(
             constants[last] = wanted and run is runs[-1]
         launch(
             kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.words, n, run.count, run.stride, run.row,
-            known_block(block, n), weight, *args, MANY=False, EVEN=False, ADD=add, TILE=TILE, **constants,
+            known_block(block, n), weight, *args, MANY=False, EVEN=are_even(b, n), ADD=add, TILE=TILE, **constants,
         )  # fmt: skip
         add = True
     return noted

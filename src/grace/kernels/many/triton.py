@@ -91,6 +91,8 @@ def encoder_at(
         n = tile - tile + n
         nb = (n + block - 1) // block
         start = task * n
+        if EVEN:
+            start = start // 16 * 16
         base = wire + task * w
         head = task * nb
     return task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1
@@ -98,18 +100,6 @@ def encoder_at(
 
 @triton.jit
 def adder_at(
-    table, programs, wires, out, marks, n, row_stride, block,
-    MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """As :func:`tile_to_add`, but: (where its row begins in out, ``[TILE]`` the numbers of it, ...)."""
-    out, first, n, base, marks, nb = tile_to_add(
-        table, programs, wires, out, marks, n, row_stride, block, MARKS, MANY, EVEN, TILE
-    )
-    return out, first + tl.arange(0, TILE), n, base, marks, nb
-
-
-@triton.jit
-def tile_to_add(
     table, programs, wires, out, marks, n, row_stride, block,
     MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +117,10 @@ def tile_to_add(
         row = tl.program_id(1).to(tl.int64)
         tile = tl.program_id(0).to(tl.int64)
         n = tile - tile + n
-        out = out + row * n
+        start = row * n
+        if EVEN:
+            start = start // 16 * 16
+        out = out + start
         base = wires + row * row_stride
     return out, tile * TILE, n, base, marks, (n + block - 1) // block
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from grace.errors import PayloadError
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
-from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
+from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.tiles.triton import (
@@ -43,7 +43,7 @@ def _value(code, below, BITS: tl.constexpr):
     return tl.where((code >> (BITS - 1)) > 0, negated(size), size), level, tl.where(level > 0, raw, 1)
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "step"])
+@triton.jit(do_not_specialize=["n", "key0", "key1", "step"])
 def _encode(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, tops,
     BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
@@ -88,13 +88,12 @@ def _encode(
         store_tile(rest + begin + lane, p - said, inside, full)
 
 
-# Nor n, for the reason that levels give: of an n that 16 divides, ptxas 12.8 forgets where codes of 9 bits begin.
 @triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, first, n, base, marks, nb = tile_to_add(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
     )
     out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)

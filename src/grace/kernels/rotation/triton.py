@@ -18,7 +18,7 @@ from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, so_far, tile_of
+from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, so_far
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
 from grace.kernels.rotation.turns.triton import ADD, REPLACE, SET, SUBTRACT, turn, turn_many
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many
@@ -147,19 +147,15 @@ def _write(
         store_tile(at, _centroid(book, code, BITS) * scale, inside, full)
 
 
-@triton.jit(do_not_specialize=["weight"])
+@triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, book,
     BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, _i, n, base, marks, nb = adder_at(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
     )
-    if MANY:
-        _task, tile = tile_of(programs)
-    else:
-        tile = tl.program_id(0).to(tl.int64)
-    first, lane = tile * TILE, tl.arange(0, TILE)
+    lane = tl.arange(0, TILE)
     inside, full = lane < tl.minimum(n - first, TILE).to(tl.int32), n - first >= TILE
     total = so_far(out + first, lane, n - first, ADD)
     ahead = first // 8 * BITS  # bytes of codes of the numbers before

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import MOST_PER_BLOCK, TILE
+from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile
-from grace.kernels.many.triton import code_width, encoder_at, so_far, tile_to_add
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
+from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
     ALL,
@@ -39,7 +39,6 @@ from grace.kernels.tiles.triton import (
     of_blocks,
     spread,
     store_fields,
-    sums_of_blocks,
 )
 from grace.kernels.triton import load_sum, magnitude, mark_if, negated, store_codes, store_tile
 
@@ -48,13 +47,12 @@ _TINY = torch.finfo(torch.float32).tiny
 _TRITS = 3  # digits in base 3, for votes that may abstain
 
 
-@triton.jit(do_not_specialize=["tau", "step"])
+@triton.jit(do_not_specialize=["n", "tau", "step"])
 def _encode(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block: tl.constexpr, low, high, tau,
     RULE: tl.constexpr, ZEROS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr,
-    HAS_REST: tl.constexpr, FINDS: tl.constexpr, FLUSHES: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
+    HAS_REST: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    """FINDS: whether blocks are in this tile, which finds their means. FLUSHES: whether means of subnormal size become 0."""
     _task, tile, x, e, rest, start, n, base, bad, head, nb, _key0, _key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
@@ -84,30 +82,15 @@ def _encode(
         if RULE == 0:
             value = tl.where(up, 1.0, -1.0)
         elif RULE == 1:
-            if FINDS:
-                total, _lower, _above, size = sums_of_blocks(
-                    x + start, e + start, first, n, tau, 0, HAS_MEMORY, block, SPAN
-                )
-                scale = (total / size).to(tl.float32)
-                if FLUSHES:
-                    scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
-            else:
-                scale = of_blocks(high + head, first, lane, inside, n, block, SPAN)
+            scale = of_blocks(high + head, first, lane, inside, n, block, SPAN)
             store_fields(base, scale, first, lane, inside, n, block, SPAN)
             scale = spread(scale, first, lane, block, SPAN)
             value = tl.where(up, scale, negated(scale))
             if ZEROS == 3:
                 value = value + 0.0
         else:
-            if FINDS:
-                total, below, above, size = sums_of_blocks(
-                    x + start, e + start, first, n, tau, 2, HAS_MEMORY, block, SPAN
-                )
-                lower = (below / tl.maximum(size - above, 1.0)).to(tl.float32)
-                upper = (total / tl.maximum(above, 1.0)).to(tl.float32)
-            else:
-                lower = of_blocks(low + head, first, lane, inside, n, block, SPAN)
-                upper = of_blocks(high + head, first, lane, inside, n, block, SPAN)
+            lower = of_blocks(low + head, first, lane, inside, n, block, SPAN)
+            upper = of_blocks(high + head, first, lane, inside, n, block, SPAN)
             store_fields(base, lower, first, lane, inside, n, block, SPAN)
             store_fields(base + 4 * nb, upper, first, lane, inside, n, block, SPAN)
             value = tl.where(up, spread(upper, first, lane, block, SPAN), spread(lower, first, lane, block, SPAN))
@@ -115,12 +98,12 @@ def _encode(
         store_tile(rest + start + lane, p - value, inside, full)
 
 
-@triton.jit(do_not_specialize=["weight"])
+@triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight,
     RULE: tl.constexpr, MAJORITY: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    out, first, n, base, marks, nb = tile_to_add(
+    out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
     )
     out, lane, left = out + first, tl.arange(0, TILE), left_of(n, first, TILE)
@@ -240,19 +223,14 @@ def _write(
 
 def _launch(job: Job, rule: int, block: int, zeros: int, tau: float = 0.0) -> Any:
     low = high = None  # what the bits of each block stand for
-    finds = rule in (SIGNS, TWO_MEANS) and fits_tile(block)
-    if finds:
-        pass
-    elif rule == SIGNS:
+    if rule == SIGNS:
         high = job.reduce(mean_magnitude, mean_magnitude_of_many, block)
         if zeros == NONE:
             high.masked_fill_(high < _TINY, 0.0)
     elif rule == TWO_MEANS:
         low, high = job.reduce(two_means, two_means_of_many, block, tau)
     per = 5 if rule == _TRITS else 8
-    tile = MOST_PER_BLOCK if finds else TILE  # the sums of a block take long, for few threads
-    how = {"RULE": rule, "ZEROS": zeros, "FINDS": finds, "FLUSHES": zeros == NONE, "G": tile // 8, "PER": per}
-    return job.encode(_encode, block, low, high, tau, per=per, tile=tile, **how, num_warps=8 if finds else 4)
+    return job.encode(_encode, block, low, high, tau, per=per, RULE=rule, ZEROS=zeros, G=TILE // 8, PER=per)
 
 
 def _add_up(

@@ -1,5 +1,6 @@
 """Tiles of a row: numbers ``first + lane``, SPAN of them. ``first`` is an int64, lanes are int32: arithmetic in 64 bits takes
-two to four times as many instructions, and a quotient of theirs eighty. So the size of blocks is known to the compiler.
+two to four times as many instructions, and a quotient of theirs eighty. So the size of blocks is known to the compiler. But n
+is not: of an n that is 1, or that 16 divides, pairs of codes are half used, and ptxas 12.8 forgets to add a constant to them.
 
 What belongs to blocks, such as their scales, is a vector ``[NB]``: a number for each of the tile's blocks where the tile has
 a power of two of them, one if a block is a multiple of the tile, and two if it is longer otherwise. Elsewhere each number has
@@ -11,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from grace.kernels.triton import load_float, store_float, sum_pieces
+from grace.kernels.triton import load_float, store_float
 
 
 @triton.jit
@@ -92,20 +93,6 @@ def spread(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):
 def tops_of_blocks(word, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     """``[NB]``: the largest of the integers ``word`` in each block, where none is longer than the tile."""
     return tl.max(tl.reshape(word, (SPAN // BLOCK, BLOCK)), 1)
-
-
-@triton.jit
-def sums_of_blocks(
-    x, e, first, n, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr
-):
-    """float64 ``[NB]`` four times: what :func:`grace.kernels.triton.sum_pieces` says of each block of the tile that begins at
-    x and e, where none is longer than it; and how many numbers it has, at least 1. After a tile is read this finds it in a
-    cache.
-    """
-    j = tl.arange(0, SPAN // BLOCK)
-    left = tl.minimum(tl.maximum(n - first - j * BLOCK, 0), BLOCK).to(tl.int32)
-    total, lower, above = sum_pieces(x, e, j * BLOCK, left, (BLOCK + 15) // 16, tau, KIND, HAS_MEMORY, SPAN // BLOCK)
-    return total, lower, above, tl.maximum(left, 1).to(tl.float64)
 
 
 # ---- codes ----------------------------------------------------------------------------------------------------------
