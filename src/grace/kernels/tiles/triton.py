@@ -31,13 +31,21 @@ def lanes_of(G: tl.constexpr, PER: tl.constexpr):
 
 # ---- blocks ---------------------------------------------------------------------------------------------------------
 @triton.jit
+def within(first, lane, BLOCK: tl.constexpr):
+    """int32: how far numbers are from where the tile's first block begins, which is shorter than the tile. (An H200 divided
+    int64 by such a block in every lane, and now and then missed its borders.)
+    """
+    return (first % BLOCK).to(tl.int32) + lane
+
+
+@triton.jit
 def of_blocks(at, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     """What lies at ``at``, a number for each block of a row: of the tile's blocks, or of each number's."""
     if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
         value = tl.load(at + k, k * BLOCK < n, 0)
     else:
-        value = tl.load(at + (first + lane) // BLOCK, inside, 0)
+        value = tl.load(at + first // BLOCK + within(first, lane, BLOCK) // BLOCK, inside, 0)
     return value
 
 
@@ -48,7 +56,7 @@ def fields_of_blocks(base, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
         value = load_float(base + 4 * k, k * BLOCK < n)
     else:
-        value = load_float(base + 4 * ((first + lane) // BLOCK), inside)
+        value = load_float(base + 4 * (first // BLOCK) + within(first, lane, BLOCK) // BLOCK * 4, inside)
     return value
 
 
@@ -59,8 +67,8 @@ def store_fields(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN:
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
         store_float(base + 4 * k, value, (k * BLOCK >= first) & (k * BLOCK < tl.minimum(first + SPAN, n)))
     else:
-        i = first + lane
-        store_float(base + 4 * (i // BLOCK), value, inside & (i % BLOCK == 0))
+        i = within(first, lane, BLOCK)
+        store_float(base + 4 * (first // BLOCK) + i // BLOCK * 4, value, inside & (i % BLOCK == 0))
 
 
 @triton.jit
@@ -71,8 +79,8 @@ def store_heads(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: 
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
         tl.store(base + k, byte, (k * BLOCK >= first) & (k * BLOCK < tl.minimum(first + SPAN, n)))
     else:
-        i = first + lane
-        tl.store(base + i // BLOCK, byte, inside & (i % BLOCK == 0))
+        i = within(first, lane, BLOCK)
+        tl.store(base + first // BLOCK + i // BLOCK, byte, inside & (i % BLOCK == 0))
 
 
 @triton.jit
