@@ -88,7 +88,7 @@ class OwnImportsOnly(Imports):
     [
         (WithoutFamilies, "src/grace/kernels/signs/native.py: not test_signs.py"),
         (WithoutHelpers, "tests/unit/kernels/native_checks.py: no test"),
-        (OwnImportsOnly, "src/grace/kernels/places.py: no test"),
+        (OwnImportsOnly, "src/grace/kernels/blocks.py: no test"),
     ],
 )
 def test_a_rule_that_overlooks_something_is_caught(mutant: type[Imports], lost: str) -> None:

@@ -14,8 +14,8 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.errors import PayloadError
 from grace.kernels import index_lists, packing, selection, sparse
+from grace.kernels.bit_streams.triton import load_bits, load_field, pack_byte
 from grace.kernels.index_lists import FIXED
-from grace.kernels.triton import load_bits, load_field, pack_byte
 from tests.unit.kernels import test_selection, test_sparse
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_selection import inputs

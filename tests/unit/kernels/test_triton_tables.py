@@ -14,8 +14,9 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import Many, decode_entries_many, encode_entries_many, rotate_norms_many, sum_entries_many
+from grace.kernels.bit_streams.triton import load_bits
 from grace.kernels.tables import Chunks
-from grace.kernels.triton import load_bits, load_code
+from grace.kernels.triton import load_code
 from grace.methods.common.integer_table import bounds_of, count_sum_bits
 from grace.methods.thc import THC
 from grace.random import Stream

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compute.launching import TILE, Marks, launch
+from grace.kernels.bit_streams.triton import first_reaching, load_bits, pack_byte, scan
 from grace.kernels.blocks import block_count
 from grace.kernels.counted import Chosen
 from grace.kernels.gap_lists import GapLists, GapPairs, GapPlaces
@@ -27,7 +28,7 @@ from grace.kernels.index_lists.triton import bit_of, code_of, place_in
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import tile_of, wire_of
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables
-from grace.kernels.triton import first_reaching, load_bits, mark_if, pack_byte, scan
+from grace.kernels.triton import mark_if
 
 _MOST = (1 << 31) - 1
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, Wires, launch
+from grace.kernels.bit_streams.triton import bits_set, load_bits, load_field, pack_byte, reaching, scan
 from grace.kernels.blocks import block_count
 from grace.kernels.index_lists import (
     NOT_INCREASING,
@@ -28,7 +29,7 @@ from grace.kernels.index_lists import (
 from grace.kernels.many import Many
 from grace.kernels.many.triton import tile_of, wire_of
 from grace.kernels.packing import packed_bytes
-from grace.kernels.triton import bits_set, load_bits, load_field, mark_if, pack_byte, reaching, scan
+from grace.kernels.triton import mark_if
 
 LIST_BITS = 2048  # of a program that looks for those that are set, or fields of one that reads them
 

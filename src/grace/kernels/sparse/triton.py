@@ -13,6 +13,7 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, power_of_two
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
+from grace.kernels.bit_streams.triton import first_of_each, load_bits
 from grace.kernels.blocks import block_count
 from grace.kernels.index_lists import PlaceLists, check_list, layout
 from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, place_in, read_lists
@@ -22,17 +23,7 @@ from grace.kernels.packing import packed_bytes
 from grace.kernels.selection.triton import take_topk, take_topk_many
 from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
-from grace.kernels.triton import (
-    first_of_each,
-    load_bits,
-    load_digit,
-    load_float,
-    load_number,
-    magnitude,
-    mark_if,
-    nearest_bfloat16,
-    store_tile,
-)
+from grace.kernels.triton import load_digit, load_float, load_number, magnitude, mark_if, nearest_bfloat16, store_tile
 
 _OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch
 from grace.flags.capturing import step_word
+from grace.kernels.bit_streams.triton import bits_set
 from grace.kernels.blocks import block_count
 from grace.kernels.many import Many
 from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.subsets import Drawing, check_wires
-from grace.kernels.triton import bits_set, load_sum, load_tile, magnitude, mark_if, store_tile
+from grace.kernels.triton import load_sum, load_tile, magnitude, mark_if, store_tile
 from grace.random.reference import SORTED_SUBSET, half_bits
 from grace.random.triton import DRAWN, rank_of, walk
 

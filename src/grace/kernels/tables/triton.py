@@ -15,13 +15,14 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, launch
 from grace.flags.capturing import step_word
+from grace.kernels.bit_streams.triton import load_bits
 from grace.kernels.many import Many
 from grace.kernels.many.triton import code_width, key_of, numbers_of, tile_of, wire_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.rotation import rotate_back_many
 from grace.kernels.tables import Chunks, code_bits
 from grace.kernels.tables.reference import share_of
-from grace.kernels.triton import load_bits, load_code, mark_if, positions_of, store_codes, store_tile
+from grace.kernels.triton import load_code, mark_if, positions_of, store_codes, store_tile
 from grace.random.triton import lanes_at
 
 

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from grace.compute.launching import Marks, check_rows, launch
 from grace.flags.finite import Flag
+from grace.kernels.bit_streams.triton import scan
 from grace.kernels.blocks import block_count
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
-from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, scan, store_tile
+from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, store_tile
 
 _TILE, ROOM = 4096, 512  # numbers of a tile, and how many of them are noted
 _GROUP, _CHUNK = 8, 128  # tiles whose notes a program reads, and how many of each at a time
