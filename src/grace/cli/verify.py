@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -20,6 +22,7 @@ from grace_command.text import plain_table
 _MARKS = {
     "holds": ("holds", "green"), "broken": ("BROKEN", "bold red"), "not promised": ("-", "dim"), "told": ("told", "dim")
 }  # fmt: skip
+_ALIKE = {"rounding": "to rounding only", "different": "different"}
 
 
 def verify(
@@ -32,16 +35,26 @@ def verify(
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer draws and inputs.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="More draws, inputs and workers; minutes.")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help="Also compare its means and memories there with the CPU's, to the bit: cuda, cuda:1."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Verify a method, yours or a registered one: run the laws on it, and say which hold.
 
     METHOD is a Compressor (which gets the first communicator that accepts it), a Method, or a function that returns one.
-    The exit status is 0 if all laws hold, 1 if one is broken, 2 if there is no such method.
+    The exit status is 0 if all laws hold, 1 if one is broken or the method does something else on the device, 2 if there is no
+    such method or device.
 
     Example: [bold]grace verify my_method.py:MyMethod[/]
     """
     from grace.verify import NORMAL, QUICK, THOROUGH, verify
+    from grace.verify.devices import compare_devices
+    from grace.verify.subject import subject
+    from grace_bench.devices import device_of
 
     if quick and thorough:
         raise typer.BadParameter("--quick or --thorough, not both")
@@ -49,18 +62,32 @@ def verify(
     try:
         name, knobs = parse(target)
         given = load(name, "method") if is_own(name) and not knobs else target
+        there = None if device is None else device_of(device)
         with Bar(Console(stderr=True)) as bar:
             report = verify(given, profile, lambda done, of, name: bar.draw(done, of, name, f"{done} of {of}"))
+        alike = None if there is None else compare_devices(subject(given).method, there)
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+    different = [name for name, how in (alike or {}).items() if how == "different"]
     if as_json:
-        write_json(report.document())
+        write_json(report.document() | ({} if alike is None else {"device": {"name": device, "inputs": alike}}))
     else:
-        show(table(report))
+        show(table(report) if alike is None else Group(table(report), told(str(device), alike)))
+    if different:
+        typer.echo(f"error: {report.method} does something else on {device}: {', '.join(different)}", err=True)
+        raise typer.Exit(1)
     if not report.holds:
         typer.echo(f"error: {report.method} breaks {', '.join(report.broken)}", err=True)
         raise typer.Exit(1)
+
+
+def told(device: str, alike: Mapping[str, str]) -> RenderableType:
+    """How alike a method is on a device and on the CPU."""
+    counts = Counter(alike.values())
+    text = f"{device}: the bits of the CPU for {counts['bits']} of {len(alike)} kinds of input"
+    parts = [text, *(f"{counts[how]} {words}" for how, words in _ALIKE.items() if counts[how])]
+    return Text(", ".join(parts), style="red" if counts["different"] else "green")
 
 
 def table(report: Report) -> RenderableType:

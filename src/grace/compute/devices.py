@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
+from importlib import metadata
 from typing import Any, Final
 
 import torch
 
 LEAST_CAPABILITY: Final = (7, 0)  # what Triton compiles for
+LEAST_TRITON: Final = (3, 6)  # before it quotients of subnormal size become zero
 TESTED_TRITON: Final = ("3.6.0", "3.7.1")  # on a GPU, and in the interpreter and the compiler
 
 
@@ -34,6 +37,8 @@ def find_triton_problem() -> str | None:
         if capability < LEAST_CAPABILITY:
             wanted = ".".join(map(str, LEAST_CAPABILITY))
             return f"CUDA device {index} has the capability {'.'.join(map(str, capability))}, and Triton needs {wanted}"
+    if (version := _triton_version()) < LEAST_TRITON:
+        return f"triton {'.'.join(map(str, version))} makes zeros of quotients of subnormal size; legal: 3.6 and newer"
     try:
         from grace.compute.triton import triton_adds_up
 
@@ -43,3 +48,12 @@ def find_triton_problem() -> str | None:
             "\n"
         )[0]
     return None if right else "the Triton that is installed computes something else than torch on this device"
+
+
+def _triton_version() -> tuple[int, ...]:
+    """The first two numbers of its version; of one that nobody knows, the least that is legal."""
+    try:
+        found = re.findall(r"\d+", metadata.version("triton"))
+    except metadata.PackageNotFoundError:  # built with torch, under another name
+        found = []
+    return tuple(map(int, found[:2])) or LEAST_TRITON

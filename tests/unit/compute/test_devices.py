@@ -106,6 +106,21 @@ def test_what_speaks_against_it_is_said_once(device: types.SimpleNamespace, chan
     assert f"so that CUDA tensors get plain torch: {problem}" in shown()
 
 
+@pytest.mark.parametrize(("version", "fine"), [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True), (None, True)])
+def test_a_triton_that_flushes_subnormal_quotients_is_not_used(
+    device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str | None, fine: bool
+):
+    def tell(package: str) -> str:
+        if version is None:
+            raise devices.metadata.PackageNotFoundError(package)
+        return version
+
+    monkeypatch.setattr(devices.metadata, "version", tell)
+    problem = devices.find_triton_problem()
+    assert (problem is None) == fine
+    assert fine or "triton 3.5 makes zeros of quotients of subnormal size; legal: 3.6" in str(problem)
+
+
 def test_rocm_is_not_tried(device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.version, "hip", "6.2")
     device.adds_up = fails
