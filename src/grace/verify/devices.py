@@ -36,15 +36,15 @@ def compare_devices(
     and states have the same; "rounding", where the means differ by no more than a share of 0.0002 of the largest number; or
     "different".
     """
-    found: dict[str, Sameness] = {}
+    likeness: dict[str, Sameness] = {}
     for name, make in inputs.items():
         xs = [make(rank) for rank in range(workers)]
         with backends.using("reference"):
             want, kept = _go(method, xs, _CPU, steps)
         got, held = _go(method, xs, device, steps)
         bits = len(kept) == len(held) and all(map(same_bits, want + kept, got + held))
-        found[name] = "bits" if bits else "rounding" if all(map(_is_close, got, want)) else "different"
-    return found
+        likeness[name] = "bits" if bits else "rounding" if all(map(_is_close, got, want)) else "different"
+    return likeness
 
 
 def _go(method: Method[Any], xs: list[Tensor], device: torch.device, steps: int) -> tuple[list[Tensor], list[Tensor]]:
