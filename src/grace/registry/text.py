@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
+import re
 from typing import Any
 
 from grace.contract.compressor import Compressor
@@ -18,6 +18,8 @@ from grace.schedules import Scheduled
 
 AUTO = "auto"  # what chooses methods, and is none
 _WORDS = {"true": True, "false": False, "none": None}
+# As in Python. Its own parser is not for several threads at once: "AST constructor recursion depth mismatch" (CPython 3.11).
+_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?")
 
 
 def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
@@ -169,10 +171,9 @@ def _read_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
-        number = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return number if isinstance(number, int | float) else text
+        return int(text, 0)
+    except ValueError:
+        return float(text) if _FLOAT.fullmatch(text) else text
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

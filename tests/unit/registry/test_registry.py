@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +77,39 @@ class Lonely(Method[None]):
 def test_parse(text: str, expected: tuple[str, dict[str, object]]):
     name, knobs = registry.parse(text)
     assert (name.strip(), knobs) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "16",
+        "-3",
+        "+5",
+        "0x10",
+        "1_000",
+        "0.5",
+        ".5",
+        "5.",
+        "1e-3",
+        "1E5",
+        "-2.5e+3",
+        "007",
+        "nan",
+        "inf",
+        "1e",
+        "e5",
+        "1.2.3",
+        "a",
+    ],
+)
+def test_numbers_are_those_of_python(text: str):
+    try:
+        expected = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        expected = text
+    value = registry.parse(f"topk:ratio={text}")[1]["ratio"]
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 @pytest.mark.parametrize("text", ["topk:ratio", "topk:ratio=", "topk:=3", "topk:ratio=1,,", "topk:0.01"])
