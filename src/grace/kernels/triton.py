@@ -175,9 +175,10 @@ def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
 def load_digit(at, i, inside):
     """(int32: digits i of a stream in base 3, five to a byte; whether their bytes are such as a sender writes)."""
     byte = tl.load(at + i // 5, inside, 0).to(tl.int32)
-    digit = i % 5
-    power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
-    return (byte // power) % 3, byte <= 242
+    place = i % 5
+    share = tl.where(place == 2, 7282, tl.where(place == 3, 2428, 810))  # of 2**16 by a power of 3, rounded up
+    share = tl.where(place == 0, 65536, tl.where(place == 1, 21846, share))
+    return ((byte * share) >> 16) % 3, byte <= 242
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from grace.kernels.triton import load_float, store_float
+from grace.kernels.triton import load_code, load_digit, load_float, store_float
 
 
 @triton.jit
@@ -32,9 +32,7 @@ def lanes_of(G: tl.constexpr, PER: tl.constexpr):
 # ---- blocks ---------------------------------------------------------------------------------------------------------
 @triton.jit
 def within(first, lane, BLOCK: tl.constexpr):
-    """int32: how far numbers are from where the tile's first block begins, which is shorter than the tile. (An H200 divided
-    int64 by such a block in every lane, and now and then missed its borders.)
-    """
+    """int32: how far numbers are from where the tile's first block begins, which is shorter than the tile."""
     return (first % BLOCK).to(tl.int32) + lane
 
 
@@ -105,32 +103,13 @@ def tops_of_blocks(word, BLOCK: tl.constexpr, SPAN: tl.constexpr):
 
 # ---- codes ----------------------------------------------------------------------------------------------------------
 @triton.jit
-def digit_of(byte, place):
-    """int32: the digits in base 3 of bytes, place 0 to 4; quotients by powers of 3, as products."""
-    share = tl.where(place == 2, 7282, tl.where(place == 3, 2428, 810))  # of 2**16, rounded up
-    share = tl.where(place == 0, 65536, tl.where(place == 1, 21846, share))
-    return ((byte * share) >> 16) % 3
-
-
-@triton.jit
 def load_codes(at, first, lane, inside, width, BITS: tl.constexpr):
     """(int32: the codes of a tile's numbers, whether their bytes are such as a sender writes), of a row of ``width`` bytes.
     ``BITS`` 0: base 3, five to a byte. ``first`` is a multiple of 8.
     """
     if BITS == 0:
-        at += first // 5
-        i = (first % 5).to(tl.int32) + lane
-        byte = tl.load(at + i // 5, inside, 0).to(tl.int32)
-        code, good = digit_of(byte, i % 5), byte <= 242
+        code, good = load_digit(at + first // 5, (first % 5).to(tl.int32) + lane, inside)
     else:
-        at += first // 8 * BITS
-        left = width - first // 8 * BITS
-        bit = lane * BITS
-        word = tl.load(at + bit // 8, inside, 0).to(tl.int32)
-        if 8 % BITS != 0:
-            word |= tl.load(at + bit // 8 + 1, inside & (bit // 8 + 1 < left), 0).to(tl.int32) << 8
-        if BITS > 9:
-            word |= tl.load(at + bit // 8 + 2, inside & (bit // 8 + 2 < left), 0).to(tl.int32) << 16
-        code = (word >> bit % 8) & ((1 << BITS) - 1)
-        good = code >= 0
+        ahead = first // 8 * BITS
+        code, good = load_code(at + ahead, lane, inside, width - ahead, BITS)
     return code, good
