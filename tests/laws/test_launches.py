@@ -31,7 +31,8 @@ VARIANTS = {
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
-    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11,
+    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "sketchedsgd": 17,
+    "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
@@ -40,7 +41,7 @@ ONE_BY_ONE = {
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "sketch": (9, 120), "sketchedsgd": (33, 440),
+    "sketch": (9, 120),
     "3lc": (15, 200),
     "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "inceptionn": (19, 265), "sidco:dist=gpareto": (33, 440),
     "sketchml": (105, 1446), "strom": (13, 180), "varsparse": (24, 320),
@@ -55,7 +56,7 @@ ASKED = {
 }
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
-    "qsparse:index=delta",
+    "qsparse:index=delta", "sketchedsgd:cols=1,p2=1",
 )  # fmt: skip
 
 

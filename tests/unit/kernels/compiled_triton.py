@@ -65,6 +65,9 @@ LIST_MANY = {
 GAPS = {
     "sizes": "*i64", "gaps": "*i64", "ends": "*i64", "widths": "*i64", "sums": "*i32", "message": "*u8", "K": "i64",
 }  # fmt: skip
+HASHED = {
+    "shapes": "*i64", "cells": "*i32", "units": "*fp64", "ends": "*i64", "order": "*i64", "R": "i64", "row": "i64",
+}  # fmt: skip
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 FACTOR = {**_NO_TABLE, "sides": None, "MANY": 0, "EVEN": 0}
 FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
@@ -215,7 +218,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.sparse._clear": ({}, [{"ROWS": 1, "TILE": 1024}]),
     "kernels.sparse._put": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.sparse._take": ({}, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
+    "kernels.hashing._assign": (HASHED, [{"TILE": 1024}]),
+    "kernels.hashing._add": (HASHED, [{"HELD": held, "EVEN": 1, "CELLS": 128} for held in (1, 0)]),
+    "kernels.hashing._read": (HASHED, [
+        {"LARGEST": 3.4028234663852886e38, "EVEN": 1, "ROWS": rows, "TILE": 2048 // rows} for rows in (8, 1, 64)
+    ]),
+    "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
@@ -289,6 +297,7 @@ NARROW = {
     "kernels.selection.tiles._estimate": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
+    "kernels.hashing._add": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
     "kernels.tails._tail_sums": ["like"],
