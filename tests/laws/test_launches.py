@@ -27,7 +27,9 @@ VARIANTS = {
     "efsignsgd:memory=distef": 6, "topk:communicator=broadcast": 15, "qsgd:bits=16": 3, "natural:bits=9": 3,
     "qsparse:quant=200": 19, "terngrad:clip=2.5": 5, "efsignsgd:communicator=parameterserver": 10,
     "fp8:stochastic=true": 3, "fp8:memory=residual": 4, "lpc:memory=residual": 4, "signsgd:zero=abstain": 3,
-    "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6, "rht:inner=topk": 17,
+    "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6,
+    "rht:inner=drive": 10, "rht:inner=eden": 10,
+    "rht:inner=(eden:bits=2),memory=residual": 14, "rht:inner=(rht:inner=fp8)": 9, "rht:inner=topk": 17,
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
@@ -37,7 +39,7 @@ VARIANTS = {
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {
-    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0), "rht:inner=drive": (27, 360),
+    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
