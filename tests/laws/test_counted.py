@@ -165,6 +165,7 @@ def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, ru
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
         worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        worker.lr = 0.1
         _run(worker, given)
         worker.workspace.reset()
         worker.advance()

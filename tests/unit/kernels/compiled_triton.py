@@ -85,6 +85,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._sum": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._weigh": ({"weights": "*fp32"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
@@ -297,6 +298,7 @@ NARROW = {
     "kernels.staging._pad": ["like"],
     "kernels.staging._sum": ["like"],
     "kernels.staging._narrow": ["like"],
+    "kernels.staging._weigh": ["like"],
     "kernels.staging._round": ["like"],
     "kernels.staging._widen": ["like"],
 }
