@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
@@ -121,7 +120,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         return Exchanged(mean.view(x.shape), rest, succeed(finite, q.mT, state, peer.lent), finite)
 
     def batches(self, like: Tensor) -> bool:
-        return type(self) is PowerSGD and like.dtype == torch.float32
+        return type(self) is PowerSGD and self._batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Tensor | None], peers: Sequence[Peer]

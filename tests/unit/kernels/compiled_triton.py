@@ -84,11 +84,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._sum": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._sum": ({}, [{"HAS_MEMORY": memory, "EVEN": 1, "TILE": 1024} for memory in (1, 0)]),
     "kernels.staging._weigh": ({"weights": "*fp32"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
