@@ -159,7 +159,7 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
 def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False) -> tuple[int, int]:
     """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
     launches, execute = [0], GridExecutor.__call__
-    teller, argument, number = TOLD.get(spec, ("_plan", "widths", 9))
+    teller, argument, number = TOLD.get(spec.split(":")[0], ("_plan", "widths", 9))
 
     def only_count(executor: Any, *args: Any, **how: Any) -> None:
         launches[0] += 1

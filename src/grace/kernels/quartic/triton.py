@@ -242,7 +242,7 @@ class Ternary:
     total: Tensor
 
 
-class _PlacesThere:
+class _QuarticPlacesThere:
     """Where wires lie, and what programs read them, on the device: one copy for each step.
 
     where: int64 ``[T]``, the byte where each wire begins. widths: int64 ``[W, T]``. read, spans: the programs.
@@ -256,11 +256,11 @@ class _PlacesThere:
         )
 
     @staticmethod
-    def of(places: QuarticPlaces, many: Many) -> _PlacesThere:
+    def of(places: QuarticPlaces, many: Many) -> _QuarticPlacesThere:
         """That of these places, which is made once."""
         if places.layout is None:
-            places.layout = _PlacesThere(places, many)
-        layout: _PlacesThere = places.layout
+            places.layout = _QuarticPlacesThere(places, many)
+        layout: _QuarticPlacesThere = places.layout
         return layout
 
 
@@ -290,12 +290,12 @@ def _quantized(many: Many, s: float, digits: Tensor, lasts: Tensor | None, *, pl
 
 def write_quartic_many(message: Tensor, many: Many, code: QuarticCode, chosen: Chosen, places: QuarticPlaces) -> None:
     tiles, notes = many.tiles(TILE, block=_FIVE), chosen.notes
-    launch(_write, (len(tiles),), many.table, tiles, many.heads(_FIVE), _PlacesThere.of(places, many).where, notes.scales,
+    launch(_write, (len(tiles),), many.table, tiles, many.heads(_FIVE), _QuarticPlacesThere.of(places, many).where, notes.scales,
            notes.digits, notes.lasts, notes.begins, notes.total, message, TILE=TILE)  # fmt: skip
 
 
 def sum_quartic_many(rows: Tensor, many: Many, code: QuarticCode, places: QuarticPlaces, weight: float) -> Tensor:
-    layout, marks, heads = _PlacesThere.of(places, many), Marks(rows, len(many)), many.heads(_FIVE)
+    layout, marks, heads = _QuarticPlacesThere.of(places, many), Marks(rows, len(many)), many.heads(_FIVE)
     (W, _), T, plane = rows.shape, len(many), sum(many.counts(_FIVE))
     grid = len(layout.read), W
     counts = marks.words.new_empty(W, len(layout.read))
