@@ -78,7 +78,7 @@ LAUNCHES = {
     "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
-# What a kernel that does not run is said to have told: its name, and what it writes into an argument. Of others: _plan, of widths.
+# What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
 TOLD = {"3lc": ("scan_kernel", "total", 1)}
 
 
@@ -171,6 +171,7 @@ def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, ru
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
         worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        worker.lr = 0.1
         _run(worker, given)
         worker.workspace.reset()
         worker.advance()

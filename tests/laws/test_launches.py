@@ -30,7 +30,10 @@ VARIANTS = {
     "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6, "rht:inner=topk": 17,
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
+    "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
     "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
+    "efsignsgd:beta=0.5": 6, "fp8:memory=residual,gamma=2": 5, "topk:follow_lr=true": 16,
+    "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
     "3lc:memory=none": 10,
 }  # fmt: skip

@@ -57,6 +57,20 @@ def load_sum(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):
 
 
 @triton.jit
+def add_product(x, factor, y):
+    """float32: ``x + factor y``, rounded once, without an instruction that fuses: see ``grace.compute.portable``."""
+    product = factor.to(tl.float64) * y.to(tl.float64)
+    x = x.to(tl.float64)
+    total = product + x
+    back = total - product
+    lost = (product - (total - back)) + (x - back)
+    word = total.to(tl.int64, bitcast=True)
+    even = ((lost > 0) | (lost < 0)) & ((word & 1) == 0)
+    word = tl.where(even, tl.where((lost > 0) == (total > 0), word + 1, word - 1), word)
+    return word.to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def word_of(x):
     """The bits of float32 numbers, int32."""
     return x.to(tl.int32, bitcast=True)

@@ -27,7 +27,7 @@ from grace.errors import CompositionError
 from grace.flags.finite import ask_host, fill_unless_
 from grace.kernels.finite import all_finite
 from grace.memories.base import Memory
-from grace.memories.many import put, takes_many
+from grace.memories.many import lend_nothing, put, takes_many
 from grace.memories.successors import SuccessorBucket, average_
 from grace.registry.recipes import register_memory
 
@@ -244,13 +244,12 @@ class EF21M(EF21[S], Generic[S]):
 
 def _lend_nothing(given: Sequence[Tensor], peers: Peers) -> tuple[list[Tensor], Peers]:
     """Room for the rests of these float32 tensors, of any shapes, ``[1, n]`` each; and who exchanges them, to whom it is lent
-    with memories to add that are -0 throughout, which leaves every number as it is, 0 and -0 too.
+    with memories to add that change no number.
     """
-    workspace, device, sizes = peers.like.lent.workspace, given[0].device, [x.numel() for x in given]
+    workspace = peers.like.lent.workspace
     assert workspace is not None
-    nothing = workspace.take(max(sizes), torch.float32, device).fill_(-0.0)
-    rests = take_rooms(workspace, sizes, device)
-    memories = [nothing[:n].view(x.shape) for n, x in zip(sizes, given, strict=True)]
+    rests = take_rooms(workspace, [x.numel() for x in given], given[0].device)
+    memories = lend_nothing(given, workspace)
     like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
     places = [rest.view(x.shape) for rest, x in zip(rests, given, strict=True)]
     return rests, Peers(like, peers.names, memories, places, given)

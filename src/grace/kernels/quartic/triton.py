@@ -289,9 +289,9 @@ def _quantized(many: Many, s: float, digits: Tensor, lasts: Tensor | None, *, pl
 
 
 def write_quartic_many(message: Tensor, many: Many, code: QuarticCode, chosen: Chosen, places: QuarticPlaces) -> None:
-    tiles, notes = many.tiles(TILE, block=_FIVE), chosen.notes
-    launch(_write, (len(tiles),), many.table, tiles, many.heads(_FIVE), _QuarticPlacesThere.of(places, many).where, notes.scales,
-           notes.digits, notes.lasts, notes.begins, notes.total, message, TILE=TILE)  # fmt: skip
+    tiles, notes, where = many.tiles(TILE, block=_FIVE), chosen.notes, _QuarticPlacesThere.of(places, many).where
+    launch(_write, (len(tiles),), many.table, tiles, many.heads(_FIVE), where, notes.scales, notes.digits, notes.lasts,
+           notes.begins, notes.total, message, TILE=TILE)  # fmt: skip
 
 
 def sum_quartic_many(rows: Tensor, many: Many, code: QuarticCode, places: QuarticPlaces, weight: float) -> Tensor:
