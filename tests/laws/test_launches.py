@@ -34,7 +34,10 @@ VARIANTS = {
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
     "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
-    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11,
+    "efsignsgd:beta=0.5": 6, "fp8:memory=residual,gamma=2": 5, "topk:follow_lr=true": 16,
+    "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
+    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
+    "3lc:memory=none": 10,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
@@ -44,7 +47,6 @@ ONE_BY_ONE = {
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
     "sketch": (9, 120), "sketchedsgd": (33, 440),
-    "3lc": (15, 200),
     "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "inceptionn": (19, 265), "sidco:dist=gpareto": (33, 440),
     "sketchml": (105, 1446), "strom": (13, 180), "varsparse": (24, 320),
 }  # fmt: skip
@@ -52,7 +54,7 @@ UNEVEN = {
 TOLD = {"threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34)}
 # How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
 ASKED = {
-    **dict.fromkeys((*test_counted.LAUNCHES, "qsparse:index=delta", "threshold:values=bfloat16"), 1),
+    **dict.fromkeys((*test_counted.LAUNCHES, "qsparse:index=delta", "threshold:values=bfloat16", "3lc:memory=none"), 1),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
 }

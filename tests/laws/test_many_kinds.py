@@ -70,6 +70,7 @@ KINDS = {
     "qsparse:ratio=0.05,quant=4": LARGE,
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
     "qsparse:ratio=0.9,quant=200": SHAPES,
+    "3lc:zre=false": SMALL,
 }
 HOPPING = [spec for spec in KINDS if not spec.startswith(("signsgd", "thc")) and "comm" not in spec]
 
