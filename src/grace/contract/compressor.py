@@ -16,10 +16,10 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, VOTES, Needs
 from grace.flags.finite import Flag, fill_unless_
-from grace.kernels.counted import Chosen, CountedCode
+from grace.kernels.counted import Chosen
 from grace.kernels.finite import all_finite, sum_finite
-from grace.kernels.gap_lists import GapPairs
 from grace.kernels.many import Many
+from grace.kernels.wire_codes import WireCode
 from grace.random import Stream
 
 
@@ -77,6 +77,12 @@ class Compressor(abc.ABC):
     @abc.abstractmethod
     def facts(self, n: int) -> Facts:
         """What the compressor claims for rows of n numbers."""
+
+    def passes(self, n: int) -> int | None:
+        """How often Triton kernels go through rows of n numbers, and the memory, to encode them: once where each program has
+        all that its codes depend on, and again for what has to be known before. None, the default: nobody has counted.
+        """
+        return None
 
     def with_memory(self) -> Compressor:
         """The variant that a memory may wrap: one whose error stays bounded. By default the compressor itself.
@@ -142,7 +148,7 @@ class Compressor(abc.ABC):
         raise NotImplementedError
 
     @property
-    def counted(self) -> CountedCode | GapPairs | None:
+    def counted(self) -> WireCode | None:
         """How its wires are coded if their sizes depend on the data, and :meth:`choose_many_` chooses what they say for
         as many tensors by as few launches as for one. None, the default: they do not, or it does not.
         """

@@ -32,6 +32,10 @@ class Quanta:
         """Of a code: one for the sign, the others for the number of quanta less one."""
         return 1 + (self.most - 1).bit_length()
 
+    def front(self, word: Tensor) -> Tensor:
+        """float32 ``[1]`` of its bits, int32."""
+        return word.view(torch.float32)
+
     def encode(self, numbers: Tensor, front: Tensor) -> Tensor:
         """int64 ``[k]``: the codes of ``numbers [k]`` that exceed ``front [1]``; none of them stands for more than its
         number.
@@ -65,6 +69,10 @@ class Powers:
     field: ClassVar[tuple[str, torch.dtype, int]] = ("exponent", torch.uint8, 1)
     bits: ClassVar[int] = 4
 
+    def front(self, word: Tensor) -> Tensor:
+        """uint8 ``[1]``, of int32."""
+        return word.byte()
+
     def encode(self, numbers: Tensor, front: Tensor) -> Tensor:
         """int32 ``[k]``: the codes of ``numbers [k]``, not 0, of which none is more than 7 powers below ``front [1]``."""
         mantissa, exponent = numbers.abs().frexp()  # [0.5, 1) 2**exponent
@@ -73,7 +81,11 @@ class Powers:
         return below | ((numbers < 0) << 3)
 
     def decode(self, codes: Tensor, front: Tensor) -> Tensor:
-        """As :meth:`Quanta.decode`, float32 ``[k]``."""
+        """As :meth:`Quanta.decode`, float32 ``[k]``.
+
+        Raises:
+            PayloadError: likewise.
+        """
         if int(front) > 2 * BIAS:
             raise PayloadError(f"field 'exponent' must be at most {2 * BIAS}, got {int(front)}")
         powers = [2.0 ** (int(front) - BIAS - below) for below in range(SPAN + 1)]

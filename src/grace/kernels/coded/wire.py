@@ -53,10 +53,10 @@ def write_coded_(
     With ``keep_rest`` the row keeps what the wire leaves out.
     """
     index = select_at_least(row, bound, strict=strict) if float(front) > 0 else row.new_empty(0, dtype=torch.int64)
-    said = codes.encode(row[index], front)
+    told = codes.encode(row[index], front)
     if keep_rest:
-        row[index] -= codes.decode(said, front)
-    return join(front, index, said, codes.bits, row.numel(), code)
+        row[index] -= codes.decode(told, front)
+    return join(front, index, told, codes.bits, row.numel(), code)
 
 
 def add_coded_(wire: Tensor, out: Tensor, scale: float, codes: Codes, code: str) -> None:
@@ -65,5 +65,5 @@ def add_coded_(wire: Tensor, out: Tensor, scale: float, codes: Codes, code: str)
     Raises:
         PayloadError: as :func:`split`; or a front or a code that no sender writes.
     """
-    front, index, said = split(wire, codes.field, codes.bits, out.numel(), code)
-    add_at_(out, 0, index, codes.decode(said, front) * scale)
+    front, index, told = split(wire, codes.field, codes.bits, out.numel(), code)
+    add_at_(out, 0, index, codes.decode(told, front) * scale)

@@ -31,7 +31,7 @@ from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
 from grace.kernels.staging import clear_many
 from grace.kernels.subsets import Drawing
 from grace.kernels.subsets.triton import Subsets
-from grace.kernels.triton import load_number, magnitude
+from grace.kernels.triton import count_at, load_number, magnitude
 
 _MANY = 4096  # numbers of a program that only counts
 
@@ -101,13 +101,6 @@ def _plan(
     before = values_bytes(k, VALUE, KIND, BITS)
     _store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, before)
     tl.store(widths + row, 4 + before + size)
-
-
-@triton.jit
-def count_at(at):
-    """The int32 of four bytes anywhere."""
-    low = tl.load(at).to(tl.int32) | (tl.load(at + 1).to(tl.int32) << 8)
-    return low | (tl.load(at + 2).to(tl.int32) << 16) | (tl.load(at + 3).to(tl.int32) << 24)
 
 
 @triton.jit
@@ -316,12 +309,12 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
     layout = _PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
     total = int(places.rooms[own].sum())
-    said = Payload(code.narrow, code.codes, chosen.notes.fronts)
-    index, sent = many.table.new_empty(total), said.room(total, many.device)
-    chosen.notes.picked.emit(lists, index, sent, many.rests is not None, said)
+    payload = Payload(code.narrow, code.codes, chosen.notes.fronts)
+    index, sent = many.table.new_empty(total), payload.room(total, many.device)
+    chosen.notes.picked.emit(lists, index, sent, many.rests is not None, payload)
     counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
     message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
-    write_tables(message, many, lists, layout.written, index, sent, said)
+    write_tables(message, many, lists, layout.written, index, sent, payload)
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:

@@ -166,13 +166,13 @@ def _emit(
         value = p
         if NARROW:
             value = nearest_bfloat16(p)
-        said = value
+        payload = value
         if KIND:
             word = tl.load(fronts + row)
-            said = code_of_number(p, word, KIND, MOST)
-            value = number_of_code(said, word, KIND)
+            payload = code_of_number(p, word, KIND, MOST)
+            value = number_of_code(payload, word, KIND)
         tl.store(index + at, i.to(tl.int64), keep & (all_sent == 0))
-        tl.store(sent + at, said, keep)
+        tl.store(sent + at, payload, keep)
         if KEEP_REST:
             tl.store(x + i, p - value, keep)
 
@@ -239,10 +239,10 @@ class Reaching(NamedTuple):
         begins, total = look.scan(notes.counts)
         return Reaching(finite, look, notes, begins, total[0])
 
-    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, said: Payload) -> None:
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """Writes places and what is sent for them, ``[K]`` each, where ``lists [rows, 8]`` say."""
-        self.look.read(_emit, self.notes, self.begins, None, lists, index, sent, None, self.notes.least, said.fronts,
-                       TOPK=False, KEEP_REST=keep_rest, NARROW=said.narrow, LISTED=True, **coding(said.codes))  # fmt: skip
+        self.look.read(_emit, self.notes, self.begins, None, lists, index, sent, None, self.notes.least, payload.fronts,
+                       TOPK=False, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True, **coding(payload.codes))  # fmt: skip
 
 
 class Largest(NamedTuple):
@@ -261,10 +261,10 @@ class Largest(NamedTuple):
         measure_many(look, many, notes)
         return Largest(look, notes, _count_largest(look, notes), total)
 
-    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, said: Payload) -> None:
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """As :meth:`Reaching.emit`, ``[K]`` each."""
-        self.look.read(_emit, self.notes, self.begins, self.look.tiles, lists, index, sent, None, 0, said.fronts,
-                       TOPK=True, KEEP_REST=keep_rest, NARROW=said.narrow, LISTED=True, **coding(said.codes))  # fmt: skip
+        self.look.read(_emit, self.notes, self.begins, self.look.tiles, lists, index, sent, None, 0, payload.fronts,
+                       TOPK=True, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True, **coding(payload.codes))  # fmt: skip
 
 
 def take_at_least(
