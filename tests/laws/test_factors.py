@@ -40,6 +40,7 @@ AT_NIGHT = (
     "acpsgd:memory=residual", "acpsgd:memory=none",
 )  # fmt: skip
 LOW_RANK, ALTERNATING = "powersgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1"
+DRAWN = f"{LOW_RANK},warm_start=false"
 
 
 @functools.cache
@@ -75,6 +76,7 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spec", "steps", "dtype"),
     [
         (LOW_RANK, 2, torch.float32),
+        (DRAWN, 2, torch.float32),
         (ALTERNATING, 3, torch.bfloat16),
         pytest.param(ALTERNATING, 3, torch.float32, marks=night),
         pytest.param(LOW_RANK, 2, torch.bfloat16, marks=night),
@@ -281,6 +283,7 @@ split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
         ("factor_bucket.split_low_rank_many", _own_as_the_mean, LOW_RANK),
         pytest.param("factor_bucket.succeed_many", _never_new, LOW_RANK, marks=night),
         pytest.param("factor_bucket.unit_rows_many", _of_the_states, LOW_RANK, marks=night),
+        pytest.param("factor_bucket.draw_many", _nothing, DRAWN, marks=night),
         ("turned_bucket.add_low_rank_many", _nothing, ALTERNATING),
         pytest.param("turned_bucket.finite_many", _all, ALTERNATING, marks=night),
         pytest.param("turned_bucket.orthonormalize_many", _nothing, ALTERNATING, marks=night),

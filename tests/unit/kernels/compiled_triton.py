@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import grace.kernels
+from grace.random.triton import NORMAL
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Of arguments by their names; pointers to others are to float32, other numbers int64.
@@ -65,6 +66,10 @@ LIST_MANY = {
 GAPS = {
     "sizes": "*i64", "gaps": "*i64", "ends": "*i64", "widths": "*i64", "sums": "*i32", "message": "*u8", "K": "i64",
 }  # fmt: skip
+HASHED = {
+    "shapes": "*i64", "cells": "*i32", "units": "*fp64", "ends": "*i64", "order": "*i64", "R": "i64", "row": "i64",
+}  # fmt: skip
+QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 FACTOR = {**_NO_TABLE, "sides": None, "MANY": 0, "EVEN": 0}
 FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
@@ -85,6 +90,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._sum": ({}, [{"HAS_MEMORY": memory, "EVEN": 1, "TILE": 1024} for memory in (1, 0)]),
+    "kernels.staging._weigh": ({"weights": "*fp32"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),
@@ -134,6 +140,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.subsets._put_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
         {"EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)
     ]),
+    "kernels.factors.draw_kernel": ({}, [{**NORMAL, "EVEN": 1, "GROUPS": 256}]),
     "kernels.low_rank.rows_kernel": ({}, [{**how, "RANKS": 4, "ROWS": 8} for how in (FACTORS, FACTOR)]),
     "kernels.low_rank.columns_kernel": ({}, [
         {**how, "RANKS": 4, "COLUMNS": 32, "TOGETHER": 32, "num_warps": 1} for how in (FACTORS, FACTOR)
@@ -204,6 +211,17 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"DELTA": 0, "sums": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}
     ]),
     "kernels.gap_lists._finish": (GAPS, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
+    "kernels.quartic._quantize": (QUARTIC, [
+        {"PLACED": 0, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "TILE": 1024},
+        {"PLACED": 1, "lasts": None, "HAS_MEMORY": 0, "HAS_REST": 0, "EVEN": 1, "TILE": 1024},
+    ]),
+    "kernels.quartic._count": (QUARTIC, [{"TILE": 1024}]),
+    "kernels.quartic._write": (QUARTIC, [{"TILE": 1024}]),
+    "kernels.quartic._measure": (QUARTIC, [{"TILE": 1024}]),
+    "kernels.quartic._lengthen": (QUARTIC, [{"TILE": 1024}]),
+    "kernels.quartic._sum": (QUARTIC, [
+        {"PLACED": 0, "EVEN": 1, "TILE": 1024}, {"PLACED": 1, "where": None, "digits": None, "EVEN": 1, "TILE": 1024}
+    ]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
@@ -215,7 +233,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.sparse._clear": ({}, [{"ROWS": 1, "TILE": 1024}]),
     "kernels.sparse._put": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.sparse._take": ({}, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
+    "kernels.hashing._assign": (HASHED, [{"TILE": 1024}]),
+    "kernels.hashing._add": (HASHED, [{"HELD": held, "EVEN": 1, "CELLS": 128} for held in (1, 0)]),
+    "kernels.hashing._read": (HASHED, [
+        {"LARGEST": 3.4028234663852886e38, "EVEN": 1, "ROWS": rows, "TILE": 2048 // rows} for rows in (8, 1, 64)
+    ]),
+    "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
@@ -277,6 +300,7 @@ HELPERS = (
     "kernels.many.blocks_at",
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
+    "kernels.quartic._codes", "kernels.quartic._lengths",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
@@ -289,6 +313,8 @@ NARROW = {
     "kernels.selection.tiles._estimate": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
+    "kernels.hashing._add": ["like"],
+    "kernels.quartic._quantize": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
     "kernels.tails._tail_sums": ["like"],
@@ -297,6 +323,7 @@ NARROW = {
     "kernels.staging._pad": ["like"],
     "kernels.staging._sum": ["like"],
     "kernels.staging._narrow": ["like"],
+    "kernels.staging._weigh": ["like"],
     "kernels.staging._round": ["like"],
     "kernels.staging._widen": ["like"],
 }

@@ -28,7 +28,7 @@ from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
 from grace.kernels.staging import clear_many
 from grace.kernels.subsets import Drawing
 from grace.kernels.subsets.triton import Subsets
-from grace.kernels.triton import load_number, magnitude
+from grace.kernels.triton import count_at, load_number, magnitude
 
 _MANY = 4096  # numbers of a program that only counts
 
@@ -85,13 +85,6 @@ def _plan(table, total, lists, widths, VALUE: tl.constexpr, CODE: tl.constexpr):
     size = tl.where(dense, 0, size)
     _store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, k * VALUE)
     tl.store(widths + row, 4 + k * VALUE + size)
-
-
-@triton.jit
-def count_at(at):
-    """The int32 of four bytes anywhere."""
-    low = tl.load(at).to(tl.int32) | (tl.load(at + 1).to(tl.int32) << 8)
-    return low | (tl.load(at + 2).to(tl.int32) << 16) | (tl.load(at + 3).to(tl.int32) << 24)
 
 
 @triton.jit

@@ -260,7 +260,10 @@ def _put(table, programs, kept, index, numbers, EVEN: tl.constexpr, TILE: tl.con
 
 
 @triton.jit
-def _take(table, programs, kept, index, like, numbers, HELD: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _take(
+    table, programs, kept, index, like, numbers,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     task, j, _at, i, inside = _listed(programs, kept, index, TILE)
     x, start = numbers_of(table, task, like, EVEN)
     place, n = wire_of(table, task)
@@ -268,7 +271,7 @@ def _take(table, programs, kept, index, like, numbers, HELD: tl.constexpr, EVEN:
     if HELD:
         x = tensor_of(table, task, 2, EVEN)
     tl.store(numbers + place // 4 + j, load_number(x, start + i, inside), inside)
-    if HELD:
+    if HELD and CLEAR:
         tl.store(x + start + i, tl.zeros((TILE,), tl.float32), inside)
 
 
@@ -329,10 +332,10 @@ def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists
     launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
     tiles = _tiles_of(many, lists)
     launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
-           HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
+           HELD=many.rests is not None, CLEAR=clear, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
 def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:

@@ -11,7 +11,17 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.many import Many
 
-__all__ = ["clear_many", "fetch_many", "finite_many", "narrow_many", "pad_many", "round_many", "sum_many", "widen_many"]
+__all__ = [
+    "clear_many",
+    "fetch_many",
+    "finite_many",
+    "narrow_many",
+    "pad_many",
+    "round_many",
+    "sum_many",
+    "weigh_many",
+    "widen_many",
+]
 
 
 @operation
@@ -24,6 +34,13 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
 @operation
 def sum_many(like: Tensor, many: Many) -> None:
     """Sets each rest to x plus the memory, or if there are none to x, which may be narrower ``[1, n_t]``, as ``like`` is."""
+
+
+@operation
+def weigh_many(weights: Tensor, share: float, many: Many) -> None:
+    """Sets each rest to ``share x``, which is rounded to x's type, plus its weight, of ``[T]`` float32, times the memory, as
+    :func:`grace.compute.portable.add_product` rounds that; x ``[1, n_t]`` may be narrower, and float32 xs may be the rests.
+    """
 
 
 @operation

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grace.compute.portable import add_product
 from grace.kernels.many import Many
 
 
@@ -24,6 +25,13 @@ def sum_many(like: Tensor, many: Many) -> None:
         return
     for x, memory, rest in zip(many.xs, many.memories, many.rests, strict=True):
         torch.add(x, memory, out=rest)
+
+
+def weigh_many(weights: Tensor, share: float, many: Many) -> None:
+    assert many.memories is not None
+    assert many.rests is not None
+    for weight, x, memory, rest in zip(weights, many.xs, many.memories, many.rests, strict=True):
+        rest.copy_(add_product(x * share, weight, memory))
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:

@@ -23,6 +23,7 @@ from grace.flags.finite import on_host
 from grace.kernels.factors import (
     Factors,
     begins,
+    draw_many,
     fit_many,
     orthonormalize_many,
     project_columns_many,
@@ -35,6 +36,7 @@ from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import clear_many, finite_many, round_many, widen_many
 from grace.methods.common.matrices import Sides, are_plain, is_plain
 from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
+from grace.random import Stream
 
 
 class DenseTensors:
@@ -84,10 +86,19 @@ class FactorPlan:
 
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. device: of all of them. narrow: whether
-            they are narrower than float32, and all are matrices.
+            they are narrower than float32, and all are matrices. streams: of each matrix, what it is projected with where
+            that is drawn; empty where it is not.
     """
 
-    def __init__(self, sides: Sequence[Sides | None], sizes: Sequence[int], device: torch.device, *, narrow: bool):
+    def __init__(
+        self,
+        sides: Sequence[Sides | None],
+        sizes: Sequence[int],
+        device: torch.device,
+        *,
+        narrow: bool,
+        streams: Sequence[Stream] = (),
+    ):
         sent = [n if of is None else of[2] * of[0] for of, n in zip(sides, sizes, strict=True)]
         self.places, self.parts = begins(sent), Parts(tuple(range(len(sides))), tuple(sent))
         self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
@@ -96,8 +107,10 @@ class FactorPlan:
         self.factors = Factors(self.sides, [self.places[i] for i in self.at], device)
         self.matrices, self.means = (Many([sizes[i] for i in self.at], (), (), device) for _ in range(2))
         self.said = Many([m * r for m, _, r in self.sides], (), (), device)
-        self.states, self.drawn = (Many([l * r for _, l, r in self.sides], (), (), device) for _ in range(2))
-        self.own_parts = Parts(tuple(self.at), tuple([l * r for _, l, r in self.sides]))
+        rights = [l * r for _, l, r in self.sides]
+        self.states = Many(rights, (), (), device)
+        self.drawn = Many(rights, (), streams, device) if streams else None
+        self.own_parts = Parts(tuple(self.at), tuple(rights))
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
         self.narrow = NarrowMatrices(sizes, device) if narrow else None
 
@@ -129,8 +142,8 @@ class FactorBucket:
         )
         self._successors = [peers.like.lent.borrow_successor(state) for state in states]
 
-    def point(self, *, fresh: bool) -> bool:
-        """Whether kernels know where all of this is: see :meth:`Many.point`. ``fresh``: as in :func:`open_factors`."""
+    def point(self) -> bool:
+        """Whether kernels know where all of this is: see :meth:`Many.point`."""
         plan, means = self._plan, self._means
         if not plan.dense.point(self._xs, means, self._message):
             return False
@@ -141,23 +154,24 @@ class FactorBucket:
         there = plan.matrices.point(rows_of(self._xs, plan.at), None, own) and plan.means.point(own)
         there = there and plan.said.point(said)
         there = there and plan.states.point(rows_of(self._states), None, rows_of(self._successors))
-        self._bases = plan.drawn if fresh else plan.states
-        return there and (not fresh or plan.drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))
+        drawn = plan.drawn
+        return there and (drawn is None or drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))
 
     def forget(self) -> None:
         """The step is not made: what was borrowed for it is given back."""
         for successor in self._successors:
             self._peers.like.lent.give_back(successor)
 
-    def sum_left(self, qs: Sequence[Tensor]) -> Exchange[None]:
-        """P = the mean of M Q for each matrix, given its Q ``[l, r]``; and the means of what travels as it is."""
+    def sum_left(self) -> Exchange[None]:
+        """P = the mean of M Q for each matrix, of its state or what is drawn; and the means of what travels as it is."""
         plan, message = self._plan, self._message
         if plan.narrow is not None:
             plan.narrow.widen()
         if plan.at:
-            if self._bases is plan.drawn:
-                torch.cat([q.reshape(-1) for q in qs], out=self._own)
-            unit_rows_many(self._right, self._bases, plan.factors)
+            if plan.drawn is not None:
+                draw_many(self._own, plan.drawn, self._peers.like.step)
+            bases = plan.states if plan.drawn is None else plan.drawn
+            unit_rows_many(self._right, bases, plan.factors)
             project_rows_many(message, plan.matrices, plan.factors, self._right)
         plan.dense.put(message, keep=self._keep)
         answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
@@ -213,11 +227,11 @@ def open_factors(
     states: Sequence[Any],
     peers: Sequence[Peer],
     *,
-    fresh: bool,
+    drawn_as: str | None,
 ) -> FactorBucket | None:
     """A step of these tensors, whose matrices have these sides, and states ``[l, r]``; None if they cannot be worked on where
-    they are. ``owner``: whose plan it is, hashable. ``fresh``: whether matrices are projected with what is drawn, not with
-    their states.
+    they are. ``owner``: whose plan it is, hashable. ``drawn_as``: the name of the method whose shared streams draw what
+    matrices are projected with; None: that are their states.
     """
     if not isinstance(peers, Peers):
         return None
@@ -229,14 +243,16 @@ def open_factors(
         return None
     workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
     assert workspace is not None
-    key = (FactorBucket, owner, device, xs[0].dtype, tuple(sides), tuple(sizes), peers.names)
+    key = (FactorBucket, owner, device, xs[0].dtype, tuple(sides), tuple(sizes), peers.names, peers.like.seed)
     plan: FactorPlan | None = workspace.kept.get(key)
     if plan is None:
         if capturing():
             return None
-        plan = FactorPlan(sides, sizes, device, narrow=rooms is not xs)
+        whose = [] if drawn_as is None else [peer for peer, of in zip(peers, sides, strict=True) if of is not None]
+        streams = [peer.shared(drawn_as or "") for peer in whose]
+        plan = FactorPlan(sides, sizes, device, narrow=rooms is not xs, streams=streams)
     bucket = FactorBucket(plan, rooms, xs, held, peers, workspace)
-    if not bucket.point(fresh=fresh):
+    if not bucket.point():
         bucket.forget()
         return None
     workspace.kept[key] = plan
