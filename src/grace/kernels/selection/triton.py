@@ -242,7 +242,8 @@ class Reaching(NamedTuple):
     def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """Writes places and what is sent for them, ``[K]`` each, where ``lists [rows, 8]`` say."""
         self.look.read(_emit, self.notes, self.begins, None, lists, index, sent, None, self.notes.least, payload.fronts,
-                       TOPK=False, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True, **coding(payload.codes))  # fmt: skip
+                       TOPK=False, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True,
+                       **coding(payload.codes))  # fmt: skip
 
 
 class Largest(NamedTuple):
@@ -264,7 +265,8 @@ class Largest(NamedTuple):
     def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """As :meth:`Reaching.emit`, ``[K]`` each."""
         self.look.read(_emit, self.notes, self.begins, self.look.tiles, lists, index, sent, None, 0, payload.fronts,
-                       TOPK=True, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True, **coding(payload.codes))  # fmt: skip
+                       TOPK=True, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True,
+                       **coding(payload.codes))  # fmt: skip
 
 
 def take_at_least(
