@@ -99,10 +99,10 @@ def test_remainders() -> None:
 
 
 @night
-@pytest.mark.parametrize("rows", [1, 3, 5, 9, 33])
+@pytest.mark.parametrize("rows", [1, 9])
 def test_sketches_of_many_sizes(rows: int) -> None:
-    for sizes, cols in (((1023, 1024, 1025), (4, 128, 129)), ((2049, 5), (300, 1)), ((1, 2, 3), (1, 2, 3))):
-        for held, dtype in ((True, torch.float16), (False, torch.float32), (False, torch.bfloat16)):
+    for sizes, cols in (((1025, 5), (129, 1)), ((1, 2, 3), (1, 2, 3))):
+        for held, dtype in ((True, torch.float16), (False, torch.float32)):
             agree(lambda s=sizes, c=cols, h=held, d=dtype: sketched(s, rows, c, h, d), (sizes, rows))  # type: ignore[misc]
 
 

@@ -86,12 +86,11 @@ def test_wires_that_no_sender_writes(at: int, value: int) -> None:
 
 
 @night
-@pytest.mark.parametrize("q", [2, 3, 8, 16, 100, 256])
-@pytest.mark.parametrize("zero_edge", [True, False])
-def test_wires_of_many_sizes(q: int, zero_edge: bool) -> None:
-    for seen in ({1023: 1023, 1024: 1024, 1025: 1025}, {5000: 50, 2: 2, 4500: 4499}, {1: 1, 2: 1, 3: 2, 4: 4}):
-        for held, dtype in ((True, torch.float16), (False, torch.float32), (True, torch.float32)):
-            agree(lambda s=seen, h=held, d=dtype: told(q, s, zero_edge, h, d), (q, seen))  # type: ignore[misc]
+@pytest.mark.parametrize("q", [3, 8, 16, 100, 256])
+def test_wires_of_many_sizes(q: int) -> None:
+    for seen in ({1024: 1024, 1025: 1025}, {4500: 50, 2: 2, 300: 299}, {1: 1, 2: 1, 3: 2, 4: 4}):
+        for held, dtype in ((True, torch.float16), (False, torch.float32)):
+            agree(lambda s=seen, h=held, d=dtype: told(q, s, q != 16, h, d), (q, seen))  # type: ignore[misc]
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
