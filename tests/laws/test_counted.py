@@ -68,6 +68,10 @@ AT_NIGHT = {
     "strom:tau=0.9,quanta=65536,index=rice": SHAPES,
     "strom:tau=0.5,quanta=3,memory=none": SMALL,
     "strom:tau=1.5": LARGE,
+    "varsparse": SHAPES,
+    "varsparse:alpha=0.5,index=raw": SMALL,
+    "varsparse:alpha=0.5,index=rice,zeta=0.5": SHAPES,
+    "varsparse:keep_error=false,alpha=0.9": LARGE,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
@@ -80,7 +84,7 @@ AT_NIGHT = {
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
-    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "varsparse": 12,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
