@@ -67,6 +67,7 @@ GAPS = {
     "sizes": "*i64", "gaps": "*i64", "ends": "*i64", "widths": "*i64", "sums": "*i32", "message": "*u8", "K": "i64",
 }  # fmt: skip
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
+TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 FACTOR = {**_NO_TABLE, "sides": None, "MANY": 0, "EVEN": 0}
 FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
@@ -219,6 +220,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.quartic._sum": (QUARTIC, [
         {"PLACED": 0, "EVEN": 1, "TILE": 1024}, {"PLACED": 1, "where": None, "digits": None, "EVEN": 1, "TILE": 1024}
     ]),
+    "kernels.tagged._tally": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._write": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._count": (TAGGED, [{"RELATIVE": relative, "TILE": 1024} for relative in (1, 0)]),
+    "kernels.tagged._sum": (TAGGED, [{"P": p, "RELATIVE": p > 6, "EVEN": 1, "TILE": 1024} for p in (10, 6)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
@@ -293,6 +302,7 @@ HELPERS = (
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
+    "kernels.tagged._tags",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
@@ -306,6 +316,8 @@ NARROW = {
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.quartic._quantize": ["like"],
+    "kernels.tagged._tally": ["like"],
+    "kernels.tagged._write": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
     "kernels.tails._tail_sums": ["like"],
