@@ -53,7 +53,7 @@ TOLD = {"threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (
 # How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
 ASKED = {
     **dict.fromkeys((*test_counted.LAUNCHES, "qsparse:index=delta", "threshold:values=bfloat16", "3lc:memory=none"), 1),
-    **dict.fromkeys(("inceptionn:p=6,memory=residual",), 1),
+    "inceptionn:p=6,memory=residual": 1,
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
 }
