@@ -37,6 +37,7 @@ SPREAD = True  # over the test runner's processes
 # Some of whose tensors go without a list, some with none of their numbers, and some are not finite.
 SHARE = (
     ("threshold:v=1.5", torch.float32), ("threshold:v=1.2,relative=true,index=elias-fano,values=bfloat16", torch.float32),
+    ("strom:tau=0.7,quanta=5,index=raw", torch.float32),
     ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
     ("3lc:s=1.9", torch.bfloat16), ("inceptionn:p=8,memory=residual", torch.float32),
 )  # fmt: skip
@@ -63,6 +64,10 @@ AT_NIGHT = {
     "threshold:v=2,index=delta,memory=none": LARGE,
     "threshold:v=1e6,index=rice": SMALL,
     "dgc:ratio=0.1,index=delta,memory=residual": MIXED,
+    "strom:tau=1,relative=false,index=elias-fano": SHAPES,
+    "strom:tau=0.9,quanta=65536,index=rice": SHAPES,
+    "strom:tau=0.5,quanta=3,memory=none": SMALL,
+    "strom:tau=1.5": LARGE,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
@@ -77,8 +82,8 @@ AT_NIGHT = {
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
-    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11,
     "inceptionn": 8,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.

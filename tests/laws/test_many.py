@@ -335,9 +335,8 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.triton.load_number", _words_as_numbers, *NARROW[2]),
         ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
         ("grace.kernels.many.triton.key_of", _key_of_the_first, "natural", torch.float32),
-        ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
-        ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
-        ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.tiles.triton.mark_if", _unmarked, "natural", torch.float32),
+        ("grace.kernels.tiles.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.signs.triton.encoder_at", _first_block, "onebit:group=7,tau=0.1", torch.float32),
         (

@@ -1,7 +1,6 @@
 """What several methods share: operators, fields of wires, matrices, rotations. No module here is a method of its own.
 
 ==================  ================================================================================================
-coded_wire          a few bits for each number that is sent, and an index list
 streams             zlib and zstd for any wire
 counts              how many of n numbers a ratio keeps, and how much of them arrives
 blocks, positions   sums of numbers that are at the same places on all ranks
