@@ -50,8 +50,8 @@ def _bytes_at(tag, begins, plane, total, b):
     """int64: how far behind the tags each number's bits are, where its tag is 1, 2 and 3, and the bytes of all numbers of a
     row. ``begins``, ``total``: of tag 1, and of others ``plane`` and b further.
     """
-    one = tl.where(tag > 0, 1 << (10 * tl.maximum(tag - 1, 0)), 0)
-    before = tl.cumsum(one, 0) - one  # ten bits for each tag
+    own = tl.where(tag > 0, 1 << (10 * tl.maximum(tag - 1, 0)), 0)
+    before = tl.cumsum(own, 0) - own  # ten bits for each tag
     few, many, raw = tl.load(total).to(tl.int64), tl.load(total + b).to(tl.int64), tl.load(total + 2 * b).to(tl.int64)
     eight = tl.load(begins) + (before & 1023)
     sixteen = few + 2 * (tl.load(begins + plane) + ((before >> 10) & 1023)).to(tl.int64)
