@@ -131,9 +131,9 @@ def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, wor
     assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
 
 
-def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
+def _note(prepare: Any, seen: list[bool], *args: Any, **how: Any) -> Any:
     """Whether a bucket goes by few launches."""
-    bucket = prepare(*args)
+    bucket = prepare(*args, **how)
     seen.append(bucket is not None)
     return bucket
 

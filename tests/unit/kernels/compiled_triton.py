@@ -96,7 +96,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._sum": ({}, [{"HAS_MEMORY": memory, "EVEN": 1, "TILE": 1024} for memory in (1, 0)]),
-    "kernels.staging._weigh": ({"weights": "*fp32"}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._weigh": ({"weights": "*fp32"}, [{"ONCE": once, "EVEN": 1, "TILE": 1024} for once in (1, 0)]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),

@@ -104,14 +104,14 @@ def test_what_is_summed_in_sixteen_bits(dtype: torch.dtype) -> None:
         agree(lambda odd=odd: sixteen(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
 
 
-def weighed(dtype: torch.dtype, share: float, odd: bool, there: bool) -> list[Tensor]:
+def weighed(dtype: torch.dtype, share: float, odd: bool, there: bool, once: bool = True) -> list[Tensor]:
     """What memories are added with factors; ``there``: in the place of the tensors."""
     many, xs, memories = Many(SIZES, (), (), CPU), numbers(SIZES, 0, dtype, odd), numbers(SIZES, 1, odd=odd)
     memories[-1][0, :6] = torch.tensor([1e-41, -2e38, torch.inf, torch.nan, 0.0, -0.0])
     xs[-1][0, :2] = torch.tensor([6e4, 3e38]).to(dtype)
     outs = xs if there else numbers(SIZES, 2, odd=odd)
     many.point(xs, memories, outs)
-    weigh_many(torch.tensor([0.7, 1.0, 1e-3, 3.3, 0.1, 2.5]), share, many)
+    weigh_many(torch.tensor([0.7, 1.0, 1e-3, 3.3, 0.1, 2.5]), share, many, once=once)
     return [out.clone() for out in outs]
 
 
@@ -122,6 +122,10 @@ def test_weighed_sums(dtype: torch.dtype) -> None:
             for there in (False, True)[: 1 + (dtype is torch.float32)]:
                 case = (dtype, share, odd, there)
                 agree(lambda case=case: weighed(*case), case)  # type: ignore[misc]
+
+
+def test_weighed_sums_of_rounded_products() -> None:
+    agree(lambda: weighed(torch.float32, 1.0, True, True, False), "")
 
 
 def test_a_weighed_sum_is_rounded_once() -> None:

@@ -37,9 +37,10 @@ def sum_many(like: Tensor, many: Many) -> None:
 
 
 @operation
-def weigh_many(weights: Tensor, share: float, many: Many) -> None:
-    """Sets each rest to ``share x``, which is rounded to x's type, plus its weight, of ``[T]`` float32, times the memory, as
-    :func:`grace.compute.portable.add_product` rounds that; x ``[1, n_t]`` may be narrower, and float32 xs may be the rests.
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
+    """Sets each rest to ``share x``, which is rounded to x's type, plus its weight, of ``[T]`` float32, times the memory. This
+    sum is rounded once, as by :func:`grace.compute.portable.add_product`, or if not ``once`` the product is rounded first. x
+    ``[1, n_t]`` may be narrower, and float32 xs may be the rests.
     """
 
 

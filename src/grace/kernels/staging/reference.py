@@ -27,11 +27,12 @@ def sum_many(like: Tensor, many: Many) -> None:
         torch.add(x, memory, out=rest)
 
 
-def weigh_many(weights: Tensor, share: float, many: Many) -> None:
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
     assert many.memories is not None
     assert many.rests is not None
     for weight, x, memory, rest in zip(weights, many.xs, many.memories, many.rests, strict=True):
-        rest.copy_(add_product(x * share, weight, memory))
+        part = x * share
+        rest.copy_(add_product(part, weight, memory) if once else part + weight * memory)
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:

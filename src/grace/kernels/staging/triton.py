@@ -38,7 +38,7 @@ def _sum(table, programs, like, HAS_MEMORY: tl.constexpr, EVEN: tl.constexpr, TI
 
 
 @triton.jit(do_not_specialize=["share"])
-def _weigh(table, programs, like, weights, share, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _weigh(table, programs, like, weights, share, ONCE: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
@@ -50,7 +50,10 @@ def _weigh(table, programs, like, weights, share, EVEN: tl.constexpr, TILE: tl.c
     else:
         part = part.to(like.dtype.element_ty).to(tl.float32)
     e = load_tile(tensor_of(table, task, 1, EVEN) + i, inside, full)
-    total = add_product(part, tl.load(weights + task), e)
+    if ONCE:
+        total = add_product(part, tl.load(weights + task), e)
+    else:
+        total = part + tl.load(weights + task) * e
     store_tile(tensor_of(table, task, 2, EVEN) + i, total, inside, full)
 
 
@@ -150,9 +153,9 @@ def sum_many(like: Tensor, many: Many) -> None:
            TILE=TILE)  # fmt: skip
 
 
-def weigh_many(weights: Tensor, share: float, many: Many) -> None:
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
     tiles = many.tiles(TILE)
-    launch(_weigh, (len(tiles),), many.table, tiles, many.like, weights, share, EVEN=many.even, TILE=TILE)
+    launch(_weigh, (len(tiles),), many.table, tiles, many.like, weights, share, ONCE=once, EVEN=many.even, TILE=TILE)
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
