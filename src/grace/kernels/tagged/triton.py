@@ -53,10 +53,10 @@ def _bytes_at(tag, begins, plane, total, b):
     own = tl.where(tag > 0, 1 << (10 * tl.maximum(tag - 1, 0)), 0)
     before = tl.cumsum(own, 0) - own  # ten bits for each tag
     few, many, raw = tl.load(total).to(tl.int64), tl.load(total + b).to(tl.int64), tl.load(total + 2 * b).to(tl.int64)
-    eight = tl.load(begins) + (before & 1023)
-    sixteen = few + 2 * (tl.load(begins + plane) + ((before >> 10) & 1023)).to(tl.int64)
-    whole = few + 2 * many + 4 * (tl.load(begins + 2 * plane) + (before >> 20)).to(tl.int64)
-    return eight, sixteen, whole, few + 2 * many + 4 * raw
+    byte_at = tl.load(begins) + (before & 1023)
+    word_at = few + 2 * (tl.load(begins + plane) + ((before >> 10) & 1023)).to(tl.int64)
+    raw_at = few + 2 * many + 4 * (tl.load(begins + 2 * plane) + (before >> 20)).to(tl.int64)
+    return byte_at, word_at, raw_at, few + 2 * many + 4 * raw
 
 
 @triton.jit
@@ -119,14 +119,14 @@ def _write(
     width = code_width(n, 2)
     store_codes(base + RELATIVE, tl.reshape(tag, (TILE // 8, 8)), first, n, width, 2, TILE // 8)
     body = base + RELATIVE + width
-    eight, sixteen, whole, _size = _bytes_at(tag, begins + tl.program_id(0), tl.num_programs(0), total + row, b)
+    byte_at, word_at, raw_at, _size = _bytes_at(tag, begins + tl.program_id(0), tl.num_programs(0), total + row, b)
     sign = (p < 0).to(tl.int32)
     low = (tl.where(tag == 1, size, 0.0) * (1 << (7 + P // 2))).to(tl.int32) | (sign << 7)
     high = (tl.where(tag == 2, size, 0.0) * 32768.0).to(tl.int32) | (sign << 15)
-    tl.store(body + eight, low.to(tl.uint8), tag == 1)
-    tl.store(body + sixteen, (high & 0xFF).to(tl.uint8), tag == 2)
-    tl.store(body + sixteen + 1, (high >> 8).to(tl.uint8), tag == 2)
-    store_float(body + whole, p, tag == 3)
+    tl.store(body + byte_at, low.to(tl.uint8), tag == 1)
+    tl.store(body + word_at, (high & 0xFF).to(tl.uint8), tag == 2)
+    tl.store(body + word_at + 1, (high >> 8).to(tl.uint8), tag == 2)
+    store_float(body + raw_at, p, tag == 3)
     if HAS_REST:
         sent = tl.where(tag == 3, p, 0.0)
         sent = tl.where(tag == 2, _value_of(high, 15, any_power_of_two(exponent - 15)), sent)
@@ -170,15 +170,15 @@ def _sum(
             exponent += tl.load(base).to(tl.int32)
             exponent = tl.where(exponent > 127, exponent - 256, exponent)
         tag, _good = load_codes(base + RELATIVE, first, lane, lane < left, ahead, 2)
-        eight, sixteen, whole, size = _bytes_at(tag, begins, plane, total, b)
+        byte_at, word_at, raw_at, size = _bytes_at(tag, begins, plane, total, b)
         room = tl.load(widths) - RELATIVE - ahead
         body = base + RELATIVE + ahead
-        low = tl.load(body + eight, (tag == 1) & (eight < room), 0).to(tl.int32)
-        there = (tag == 2) & (sixteen + 1 < room)
-        high = tl.load(body + sixteen, there, 0).to(tl.int32) | (
-            tl.load(body + sixteen + 1, there, 0).to(tl.int32) << 8
+        low = tl.load(body + byte_at, (tag == 1) & (byte_at < room), 0).to(tl.int32)
+        there = (tag == 2) & (word_at + 1 < room)
+        high = tl.load(body + word_at, there, 0).to(tl.int32) | (
+            tl.load(body + word_at + 1, there, 0).to(tl.int32) << 8
         )
-        raw = load_float(body + whole, (tag == 3) & (whole + 3 < room))
+        raw = load_float(body + raw_at, (tag == 3) & (raw_at + 3 < room))
         wrong |= ((size > room) | (exponent < -126) | (magnitude(raw) >= 0x7F800000)).to(tl.int32)
         value = tl.where(tag == 3, raw, 0.0)
         value = tl.where(tag == 2, _value_of(high, 15, any_power_of_two(exponent - 15)), value)
@@ -240,8 +240,8 @@ def choose_tagged_many(like: Tensor, many: Many, code: TaggedCode) -> Chosen:
     launch(_tally, (len(tiles),), many.table, tiles, many.like, tops, counts, **_reading(many, code), TILE=TILE)
     begins, total = scan(counts, _spans(many))
     fixed = many.numbers((TaggedCode, code), lambda: [code.fixed(n) for n in many.sizes], torch.int64)
-    few, some, whole = total.long()
-    return Chosen(fixed + few + 2 * some + 4 * whole, finite, Tagged(tops, begins, total))
+    few, some, raw = total.long()
+    return Chosen(fixed + few + 2 * some + 4 * raw, finite, Tagged(tops, begins, total))
 
 
 def write_tagged_many(message: Tensor, many: Many, code: TaggedCode, chosen: Chosen, places: TaggedPlaces) -> None:
