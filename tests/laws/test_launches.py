@@ -30,7 +30,8 @@ VARIANTS = {
     "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6,
     "rht:inner=drive": 10, "rht:inner=eden": 10,
     "rht:inner=(eden:bits=2),memory=residual": 14, "rht:inner=(rht:inner=fp8)": 9, "rht:inner=topk": 17,
-    "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14, "topk:values=bfloat16": 15,
+    "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14,
+    "topk:memory=dgc,clip=1": 18, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
     "strom:quanta=9": 13, "strom:relative=false": 12,
@@ -39,7 +40,7 @@ VARIANTS = {
     "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
     "inceptionn:p=6,memory=residual": 9,
-    "3lc:memory=none": 10, "sketchedsgd": 17,
+    "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
     "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
@@ -49,7 +50,6 @@ ONE_BY_ONE = {
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "sketch": (9, 120),
     "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "sidco:dist=gpareto": (33, 440),
     "sketchml": (105, 1446), "varsparse": (24, 320),
 }  # fmt: skip

@@ -69,6 +69,9 @@ GAPS = {
 HASHED = {
     "shapes": "*i64", "cells": "*i32", "units": "*fp64", "ends": "*i64", "order": "*i64", "R": "i64", "row": "i64",
 }  # fmt: skip
+QUANTILES = {
+    "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
+}  # fmt: skip
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
@@ -97,6 +100,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._sum": ({}, [{"HAS_MEMORY": memory, "EVEN": 1, "TILE": 1024} for memory in (1, 0)]),
     "kernels.staging._weigh": ({"weights": "*fp32"}, [{"ONCE": once, "EVEN": 1, "TILE": 1024} for once in (1, 0)]),
+    "kernels.staging._scale": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),
@@ -263,6 +267,19 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.hashing._read": (HASHED, [
         {"LARGEST": 3.4028234663852886e38, "EVEN": 1, "ROWS": rows, "TILE": 2048 // rows} for rows in (8, 1, 64)
     ]),
+    "kernels.quantiles._look": (QUANTILES, [
+        {"HAS_MEMORY": has, "HAS_REST": has, "EVEN": 1, "TILE": 1024} for has in (1, 0)
+    ]),
+    "kernels.quantiles._sample": (QUANTILES, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (1, 0)]),
+    "kernels.quantiles._cut": (QUANTILES, [{"ZERO_EDGE": size > 2, "SIZE": size} for size in (16, 2, 256)]),
+    "kernels.quantiles._encode": (QUANTILES, [
+        {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
+    ]),
+    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "CHAINS": 4, "num_warps": 1} for held in (1, 0)]),
+    "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
+    "kernels.quantiles._sum": (QUANTILES, [
+        {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
+    ]),
     "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
@@ -340,6 +357,7 @@ NARROW = {
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.hashing._add": ["like"],
+    **{f"kernels.quantiles.{name}": ["like"] for name in ("_look", "_sample", "_encode", "_add")},
     "kernels.quartic._quantize": ["like"],
     "kernels.tagged._tally": ["like"],
     "kernels.tagged._write": ["like"],
@@ -350,6 +368,7 @@ NARROW = {
     "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._sum": ["like"],
+    "kernels.staging._scale": ["like"],
     "kernels.staging._narrow": ["like"],
     "kernels.staging._weigh": ["like"],
     "kernels.staging._round": ["like"],

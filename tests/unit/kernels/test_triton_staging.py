@@ -20,6 +20,7 @@ from grace.kernels.staging import (
     narrow_many,
     pad_many,
     round_many,
+    scale_many,
     sum_many,
     weigh_many,
     widen_many,
@@ -84,6 +85,29 @@ def summed(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor
 def test_narrow_tensors_become_float32(dtype: torch.dtype) -> None:
     for odd in (False, True):
         agree(lambda odd=odd: summed(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
+
+
+def scaled(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
+    """Tensors times factors, one of which is 1: there nothing is written."""
+    many = Many(sizes, (), (), CPU)
+    many.point(numbers(sizes, 0, dtype, odd))
+    factors = torch.rand(len(sizes), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    factors[2] = 1.0
+    scale_many(factors, many)
+    return list(many.xs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tensors_are_scaled(dtype: torch.dtype) -> None:
+    for odd in (False, True):
+        agree(lambda odd=odd: scaled(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
+    x, factor = torch.tensor([[3.3, -0.0, 1e30]]).to(dtype), 0.3
+    many = Many((3,), (), (), CPU)
+    many.point([x])
+    want = x * factor  # as on the host
+    with backends.using("triton"):
+        scale_many(torch.tensor([factor], dtype=torch.float64), many)
+    assert torch.equal(x, want)
 
 
 def sixteen(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
@@ -210,6 +234,8 @@ def _words_alone(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
+    ("_store_rounded", _as_it_is, lambda: test_tensors_are_scaled(torch.bfloat16)),
+    ("load_number", _words_as_numbers, lambda: test_tensors_are_scaled(torch.bfloat16)),
     ("load_sum", _words_alone, lambda: test_narrow_tensors_become_float32(torch.bfloat16)),
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
     ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),

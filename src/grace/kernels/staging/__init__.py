@@ -18,6 +18,7 @@ __all__ = [
     "narrow_many",
     "pad_many",
     "round_many",
+    "scale_many",
     "sum_many",
     "weigh_many",
     "widen_many",
@@ -47,6 +48,13 @@ def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) 
 @operation
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     """Sets the xs of ``many``, ``[1, n_t]`` float32, to the first numbers of those of rooms, m_t >= n_t."""
+
+
+@operation
+def scale_many(factors: Tensor, many: Many) -> None:
+    """Multiplies each x, ``[1, n_t]``, by its factor of ``[T]`` float64, rounded to float32; a narrow x is rounded to nearest
+    and even. Where the factor is 1 nothing changes.
+    """
 
 
 @operation

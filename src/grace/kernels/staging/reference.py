@@ -40,6 +40,11 @@ def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
         x.copy_(room[:, : x.shape[1]])
 
 
+def scale_many(factors: Tensor, many: Many) -> None:
+    for factor, x in zip(factors.float(), many.xs, strict=True):
+        x.copy_(torch.where(factor == 1, x, (x.float() * factor).to(x.dtype)))
+
+
 def clear_many(flags: Tensor, many: Many) -> None:
     for flag, x in zip(flags, many.xs, strict=True):
         x.masked_fill_(~flag, 0.0)

@@ -106,6 +106,17 @@ def _store_rounded(x, i, inside, number):
 
 
 @triton.jit
+def _scale(table, programs, like, factors, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    factor = tl.load(factors + task)
+    if factor != 1:
+        x, _start = numbers_of(table, task, like, EVEN)
+        _place, n = wire_of(table, task)
+        i = tile * TILE + tl.arange(0, TILE)
+        _store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
+
+
+@triton.jit
 def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
@@ -161,6 +172,11 @@ def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     tiles = many.tiles(TILE)
     launch(_fetch, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+
+
+def scale_many(factors: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_scale, (len(tiles),), many.table, tiles, many.like, factors.float(), EVEN=many.even, TILE=TILE)
 
 
 def clear_many(flags: Tensor, many: Many) -> None:
