@@ -93,7 +93,11 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkey
 
 
 @pytest.mark.parametrize(("spec", "dtype"), CASES[2:4])
-def test_an_accelerator_without_triton_has_them_too(spec: str, dtype: torch.dtype) -> None:
+def test_an_accelerator_without_triton_has_them_too(
+    spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, if tensors are large."""
+    monkeypatch.setattr("grace.memories.many._PIECE", 16)
     assert outcome(spec, dtype, "reference", "alone") == outcome(spec, dtype, "reference", "host")
 
 
