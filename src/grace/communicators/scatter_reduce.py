@@ -70,10 +70,9 @@ class ScatterReduce(TwoHops):
         """
         workspace = peers[0].lent.workspace if peers else None
         if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
-            peers = list(peers)
-            both = (self._at(0), self._at(1))
-            if (bucket := prepare_scattered(both, self._stream, xs, peers, workspace)) is not None:
-                return (yield from exchange_scattered(bucket, xs, peers))
+            both, whose = (self._at(0), self._at(1)), Peers.of(peers)
+            if (bucket := prepare_scattered(both, self._stream, xs, whose, workspace)) is not None:
+                return (yield from exchange_scattered(bucket, xs, whose))
         if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
             hops = (self._at(0), self._at(1))
             if (run := open_scattered(hops, self._stream, xs, peers, workspace)) is not None:

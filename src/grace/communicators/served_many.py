@@ -16,10 +16,10 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import Prepared, give_back, lent_rows, plan_bytes, prepare, refuse_illegal
+from grace.communicators.many import Prepared, give_back, plan_bytes, prepare, refuse_illegal
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many
 from grace.kernels.staging import clear_many, finite_many
@@ -44,23 +44,22 @@ class ServedBucket:
         hops: tuple[Compressor, Compressor],
         stream: Callable[[Compressor, Peer, int], Stream],
         xs: Sequence[Tensor],
-        peers: Sequence[Peer],
+        peers: Peers,
         workspace: Workspace,
     ) -> ServedBucket | None:
         """That of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise."""
         if not (hops[0].handles_many and hops[1].handles_many):
             return None
-        streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
-        first = prepare(owner, hops[0], streams[0], xs, peers, workspace, plan_bytes)
+        first = prepare(owner, hops[0], lambda peer: stream(hops[0], peer, 0), xs, peers, workspace, plan_bytes)
         if first is None:
             return None
-        sizes, device, (_memories, rests) = first.many.sizes, first.many.device, lent_rows(peers)
-        ids = tuple((each.tensor, each.rank, each.seed) for each in streams[1])
-        key = (ServedBucket, owner, device, sizes, ids, rests is None)
+        sizes, device, rests, like = first.many.sizes, first.many.device, peers.rests, peers.like
+        key = (ServedBucket, owner, device, sizes, peers.names, like.rank, like.seed, rests is None)
         kept: tuple[Many, Many | None] | None = workspace.kept.get(key)
         if kept is None:
             dropped = None if rests is None else Many(sizes, (), (), device)
-            kept = Many(sizes, first.plan.wires, streams[1], device), dropped
+            streams = [stream(hops[1], peer, 1) for peer in peers]
+            kept = Many(sizes, first.plan.wires, streams, device), dropped
         averages, dropped = kept
         rooms = take_rooms(workspace, sizes, device)
         there = averages.point(rooms, None, None if rests is None else rooms)
@@ -69,14 +68,14 @@ class ServedBucket:
         if not there or not (dropped is None or rests is None or dropped.point(rests)):
             return None
         workspace.kept[key] = kept
-        return ServedBucket(first, hops[1], streams[1][0], averages, dropped)
+        return ServedBucket(first, hops[1], stream(hops[1], peers[0], 1), averages, dropped)
 
-    def average(self, theirs: Tensor, peers: Sequence[Peer]) -> Tensor:
+    def average(self, theirs: Tensor, peers: Peers) -> Tensor:
         """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
-        plan, workspace, peer = self.first.plan, self.first.workspace, peers[0]
+        plan, workspace, peer = self.first.plan, self.first.workspace, peers.like
         legal = self.first.compressor.aggregate_many_(theirs, self.averages, 1 / peer.world, self.first.stream)
         finite = wires.read_bucket_flags(theirs, plan.words, peer.step)
-        finite = refuse_illegal(legal, finite, [each.name for each in peers])
+        finite = refuse_illegal(legal, finite, peers.names)
         clear_many(finite, self.averages)
         message = plan.take(workspace, self.averages.device)
         self.again.encode_many_(message, self.averages, self.stream)
@@ -90,10 +89,10 @@ class ServedBucket:
 
 
 def exchange_served(
-    bucket: ServedBucket, server: int, xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: ServedBucket, server: int, xs: Sequence[Tensor], peers: Peers
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
-    first, peer = bucket.first, peers[0]
+    first, peer = bucket.first, peers.like
     many, plan, workspace, serving = first.many, first.plan, first.workspace, peer.rank == server
     message = plan.take(workspace, many.device)
     finite = first.compressor.encode_many_(message, many, first.stream)

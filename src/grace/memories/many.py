@@ -114,12 +114,10 @@ def _point(
         return None
     if not all(x.is_contiguous() for x in xs):
         return None
-    sizes = tuple(x.numel() for x in xs)
+    sizes = tuple([x.numel() for x in xs])
     key = (who, xs[0].device, sizes)
     many: Many = workspace.kept.get(key) or Many(sizes, (), (), xs[0].device)
-    rows, *lent = (None if each is None else [x.view(1, -1) for x in each] for each in (xs, memories, rests))
-    assert rows is not None
-    if not many.point(rows, *lent):
+    if not many.point(xs, memories, rests):
         return None
     workspace.kept[key] = many
     return many

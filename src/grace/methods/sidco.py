@@ -20,7 +20,7 @@ from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Range, Share
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.flags.finite import ask_host, ask_host_of_all, on_host
 from grace.kernels import choose_reaching_many, tail_sums_many
 from grace.kernels.index_lists.codes import IndexCode
@@ -107,15 +107,15 @@ class SIDCo(Method[Search]):
         inner, workspace = self._inner(1.0), peers[0].lent.workspace if peers else None
         bucket, code = None, inner.counted
         if workspace is not None and self.batches(xs[0]):
-            streams, peers = [peer.private(inner.id) for peer in peers], list(peers)
-            bucket = prepare(self, inner, streams, xs, peers, workspace, NoPlan.of)
+            whose = Peers.of(peers)
+            bucket = prepare(self, inner, lambda peer: peer.private(inner.id), xs, whose, workspace, NoPlan.of)
         if bucket is None or code is None:
             return (yield from Method.exchange_all(self, xs, states, peers))
         shares = [stage_shares(self.ratio, state.stages, self.first_ratio) for state in states]
         eta, usable = exponential_thresholds(bucket.many, shares)
         counts = tail_sums_many(eta, bucket.many)[0]
         chosen = choose_reaching_many(eta, bucket.many, code, strict=True)
-        outs, answers = yield from exchange_chosen(bucket, code, chosen, xs, peers, [counts, usable])
+        outs, answers = yield from exchange_chosen(bucket, code, chosen, xs, whose, [counts, usable])
         finite = ask_host_of_all([out.finite for out in outs])
         for x, out, state, fine, count, there in zip(xs, outs, states, finite, *answers, strict=True):
             out.state = self._next(state, self._surplus(count, x) if there else None) if fine else state
