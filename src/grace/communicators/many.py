@@ -104,7 +104,8 @@ def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
 
 def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tensor:
     """``[T]`` bool: which tensors all ranks have seen finite, and have legal wires. The others are refused."""
-    refuse_unless((legal | ~finite).all(), lambda: _illegal(names, (legal | ~finite).tolist()))
+    fine = legal >= finite  # or not finite: then the wire means nothing
+    refuse_unless(fine.all(), lambda: _illegal(names, fine.tolist()))
     return finite & legal
 
 
