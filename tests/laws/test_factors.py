@@ -20,8 +20,9 @@ from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.factors import Factors
 from grace.kernels.many import Many
+from grace.kernels.staging import narrow_many
 from grace.memories import error_feedback
-from grace.methods.common import factor_bucket
+from grace.methods.common import factor_bucket, narrow_matrices
 from grace.methods.common.factor_bucket import FactorBucket
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
@@ -39,6 +40,7 @@ AT_NIGHT = (
     "acpsgd:memory=residual", "acpsgd:memory=none",
 )  # fmt: skip
 LOW_RANK, ALTERNATING = "powersgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1"
+DRAWN = f"{LOW_RANK},warm_start=false"
 
 
 @functools.cache
@@ -74,6 +76,7 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spec", "steps", "dtype"),
     [
         (LOW_RANK, 2, torch.float32),
+        (DRAWN, 2, torch.float32),
         (ALTERNATING, 3, torch.bfloat16),
         pytest.param(ALTERNATING, 3, torch.float32, marks=night),
         pytest.param(LOW_RANK, 2, torch.bfloat16, marks=night),
@@ -90,7 +93,7 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, steps: int, dtype: torch.d
 @pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING])
 def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what their means lose is owed."""
-    want = outcome(spec, "reference", False, SMALL, 2, 3, dtype)
+    want = outcome.__wrapped__(spec, "reference", False, SMALL, 2, 3, dtype)
     right, seen = error_feedback.narrow_many_, list[int]()
     monkeypatch.setattr(
         error_feedback, "narrow_many_", lambda outs, *args: (seen.append(len(outs)), right(outs, *args))
@@ -101,6 +104,59 @@ def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, mo
     assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, 3, dtype) == want, "one after the other"
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(Policy([("layer1", "none"), ("*", spec)]), 3, SMALL, plans=SOME, dtype=dtype)
+
+
+def beyond_float16(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """In the second step a matrix whose mean is finite, but not in float16."""
+    given = gradients(rank, step, shapes)
+    if step == 1:
+        given["layer3"].copy_(torch.tensor([[6e4, 6e4], [6e4, 0.0]]))
+    return given
+
+
+@pytest.mark.parametrize(
+    ("method", "memory", "dtype"),
+    [
+        (LOW_RANK, "none", torch.float16),
+        *(
+            pytest.param(method, memory, dtype, marks=night)
+            for method in (LOW_RANK, ALTERNATING)
+            for memory in ("none", "momentum")
+            for dtype in (torch.bfloat16, torch.float16)
+        ),
+    ],
+)
+def test_narrow_gradients_without_a_memory(
+    method: str, memory: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices are worked on in float32, together; others travel as they are. The state follows only where the mean fits."""
+    monkeypatch.setattr(bucket_runs, "gradients", beyond_float16)
+    spec, steps = f"{method},memory={memory}", 2
+    want = outcome.__wrapped__(spec, "reference", False, SMALL, 2, steps, dtype)
+    right, seen = narrow_matrices.sum_many, list[int]()
+    monkeypatch.setattr(narrow_matrices, "sum_many", lambda like, many: (seen.append(len(many)), right(like, many)))
+    assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, steps, dtype) == want
+    if memory == "none":
+        assert seen == [3] * 4, "of two ranks, two steps"
+    if (method, memory, dtype) == (LOW_RANK, "none", torch.float16):  # the only one whose mean is too large
+        monkeypatch.setattr(narrow_matrices, "narrow_many", _unnoticed)
+        assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, steps, dtype) != want
+
+
+def _unnoticed(flags: Tensor, means: Many, many: Many) -> Tensor:
+    """Nobody asks whether a mean fits into what it becomes."""
+    narrow_many(flags, means, many)
+    return flags
+
+
+@night
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING, f"{LOW_RANK},start_step=2"])
+def test_narrow_gradients_of_others_between_them(spec: str, dtype: torch.dtype) -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(
+            Policy([("layer1", "none"), ("*", f"{spec},memory=none")]), 3, (*SMALL, (4,)), plans=SOME, dtype=dtype
+        )
 
 
 @night
@@ -178,10 +234,20 @@ def test_what_asks_the_host_is_refused_while_work_is_captured() -> None:
             run.step()
 
 
-@pytest.mark.parametrize(("dtype", "launches"), [(torch.float32, 13), (torch.bfloat16, 15)], ids=str)
-def test_nothing_is_copied_to_the_device(dtype: torch.dtype, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "shapes", "dtype", "launches"),
+    [
+        (LOW_RANK, ((3, 5),), torch.float32, 13),
+        (LOW_RANK, ((3, 5),), torch.bfloat16, 15),
+        (f"{LOW_RANK},memory=none", ((3, 5), (4,)), torch.float16, 13),
+    ],
+    ids=str,
+)
+def test_nothing_is_copied_to_the_device(
+    spec: str, shapes: Shapes, dtype: torch.dtype, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And nothing from there, once memories and states have gone round."""
-    counts = [count_launches(LOW_RANK, ((3, 5),) * T, monkeypatch, dtype) for T in (2, 12)]
+    counts = [count_launches(spec, shapes * T, monkeypatch, dtype) for T in (2, 12)]
     assert counts == [launches, launches]
 
 
@@ -217,6 +283,7 @@ split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
         ("factor_bucket.split_low_rank_many", _own_as_the_mean, LOW_RANK),
         pytest.param("factor_bucket.succeed_many", _never_new, LOW_RANK, marks=night),
         pytest.param("factor_bucket.unit_rows_many", _of_the_states, LOW_RANK, marks=night),
+        pytest.param("factor_bucket.draw_many", _nothing, DRAWN, marks=night),
         ("turned_bucket.add_low_rank_many", _nothing, ALTERNATING),
         pytest.param("turned_bucket.finite_many", _all, ALTERNATING, marks=night),
         pytest.param("turned_bucket.orthonormalize_many", _nothing, ALTERNATING, marks=night),

@@ -30,6 +30,7 @@ VARIANTS = {
     "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6, "rht:inner=topk": 17,
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
+    "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
     "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11,
 }  # fmt: skip

@@ -15,9 +15,9 @@ from torch import Tensor
 
 __all__ = ["cosine_and_sine", "natural_log", "sum_by_halves"]
 
-_LOG_2, _ROOT_HALF = 0.6931471805599453, 0.7071067811865476
-_LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
-_ANGLE_TERMS = 10  # of the series of sine and cosine for angles up to pi/4: the next one is below 2**-64
+LOG_2, ROOT_HALF = 0.6931471805599453, 0.7071067811865476
+LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
+ANGLE_TERMS = 10  # of the series of sine and cosine for angles up to pi/4: the next one is below 2**-64
 
 
 def sum_by_halves(values: Tensor) -> Tensor:
@@ -39,14 +39,14 @@ def natural_log(x: Tensor) -> Tensor:
     logarithm.
     """
     mantissa, exponent = x.frexp()  # in [1/2, 1)
-    low = mantissa < _ROOT_HALF
+    low = mantissa < ROOT_HALF
     mantissa = torch.where(low, mantissa * 2, mantissa)  # in [0.707, 1.414)
     power = exponent.to(x.dtype) - low.to(x.dtype)
     s = (mantissa - 1) / (mantissa + 1)
-    square, series = s * s, torch.full_like(s, 1 / (2 * _LOG_TERMS - 1))
-    for term in range(_LOG_TERMS - 2, -1, -1):
+    square, series = s * s, torch.full_like(s, 1 / (2 * LOG_TERMS - 1))
+    for term in range(LOG_TERMS - 2, -1, -1):
         series = series * square + 1 / (2 * term + 1)
-    return series * s * 2 + power * _LOG_2
+    return series * s * 2 + power * LOG_2
 
 
 def cosine_and_sine(turns: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ def cosine_and_sine(turns: Tensor) -> tuple[Tensor, Tensor]:
     angle = (turns - quarter * 0.25) * (2 * math.pi)  # in [-pi/4, pi/4]
     square = angle * angle
     cosine, sine = torch.ones_like(square), torch.ones_like(square)
-    for term in range(_ANGLE_TERMS - 1, 0, -1):
+    for term in range(ANGLE_TERMS - 1, 0, -1):
         cosine = 1 - square * cosine * (1 / ((2 * term - 1) * (2 * term)))
         sine = 1 - square * sine * (1 / ((2 * term) * (2 * term + 1)))
     sine = angle * sine

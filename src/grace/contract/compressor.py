@@ -78,6 +78,12 @@ class Compressor(abc.ABC):
     def facts(self, n: int) -> Facts:
         """What the compressor claims for rows of n numbers."""
 
+    def passes(self, n: int) -> int | None:
+        """How often Triton kernels go through rows of n numbers, and the memory, to encode them: once where each program has
+        all that its codes depend on, and again for what has to be known before. None, the default: nobody has counted.
+        """
+        return None
+
     def with_memory(self) -> Compressor:
         """The variant that a memory may wrap: one whose error stays bounded. By default the compressor itself.
 

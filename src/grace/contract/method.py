@@ -101,7 +101,8 @@ class Method(Conversation[S]):
         """
 
     def batches(self, like: Tensor) -> bool:
-        """Whether :meth:`exchange_all` does more for tensors of like's dtype and device than to run their exchanges together.
+        """Whether :meth:`exchange_all` does more for tensors of like's dtype and device, and where the method
+        :attr:`needs_shape` of its shape, than to run their exchanges together.
         Then in each round it asks for one collective, whose ``parts`` are those of its tensors, in their order.
         """
         return False

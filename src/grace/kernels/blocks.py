@@ -7,12 +7,24 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["block_count", "block_roots", "block_sizes", "repeat_by_block"]
+from grace.compute.launching import MOST_PER_BLOCK
+
+__all__ = ["block_count", "block_roots", "block_sizes", "passes_with_largest", "repeat_by_block"]
 
 
 def block_count(n: int, block: int) -> int:
     """How many blocks cover n numbers."""
     return math.ceil(n / block)
+
+
+def fits_tile(block: int) -> bool:
+    """Whether programs of a GPU take whole blocks of this size: then a kernel finds itself what is largest in them."""
+    return block <= MOST_PER_BLOCK and block & (block - 1) == 0
+
+
+def passes_with_largest(block: int) -> int:
+    """How often Triton kernels go through numbers of which they have to know first what is largest in each block."""
+    return 1 if fits_tile(block) else 2
 
 
 def block_sizes(n: int, block: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

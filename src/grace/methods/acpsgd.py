@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
@@ -91,7 +90,7 @@ class ACPSGD(LowRank["ACPState | None"]):
         return Exchanged(out.mean, out.rest, after)
 
     def batches(self, like: Tensor) -> bool:
-        return type(self) is ACPSGD and like.dtype == torch.float32
+        return type(self) is ACPSGD and self._batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[ACPState | None], peers: Sequence[Peer]

@@ -65,6 +65,9 @@ class EFSignSGD(Fused):
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_signs_many(rows, many, self.block, scale)
 
+    def passes(self, n: int) -> int | None:
+        return 2  # means are sums in a fixed order, before the first bit
+
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, 1)
         return Facts(contraction=1 / min(n, self.block), payload=payload)

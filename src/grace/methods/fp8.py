@@ -15,7 +15,17 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count
 from grace.flags.finite import Flag
-from grace.kernels import E4M3, E5M2, Many, encode_floats, encode_floats_many, float_bytes, sum_floats, sum_floats_many
+from grace.kernels import (
+    E4M3,
+    E5M2,
+    Many,
+    encode_floats,
+    encode_floats_many,
+    float_bytes,
+    passes_with_largest,
+    sum_floats,
+    sum_floats_many,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -70,6 +80,9 @@ class FP8(Fused):
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_floats_many(rows, many, FORMATS[self.fmt], self.block, scale)
+
+    def passes(self, n: int) -> int | None:
+        return passes_with_largest(self.block)
 
     def facts(self, n: int) -> Facts:
         kind, payload = FORMATS[self.fmt], float_bytes(n, self.block)

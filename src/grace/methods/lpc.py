@@ -14,7 +14,15 @@ from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.flags.finite import Flag
-from grace.kernels import Many, encode_fixed, encode_fixed_many, fixed_bytes, sum_fixed, sum_fixed_many
+from grace.kernels import (
+    Many,
+    encode_fixed,
+    encode_fixed_many,
+    fixed_bytes,
+    passes_with_largest,
+    sum_fixed,
+    sum_fixed_many,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -111,6 +119,9 @@ class LPC(Fused):
         grid = B / (4 * self.q**2)
         # a finer grid has no more variance than that of q = 1
         return grid if self.clip < 1 else min(grid, (math.sqrt(B) - 1) / 2)
+
+    def passes(self, n: int) -> int | None:
+        return passes_with_largest(self.block)
 
     def facts(self, n: int) -> Facts:
         payload = fixed_bytes(n, self.bits, self.block)

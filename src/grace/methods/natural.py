@@ -12,7 +12,15 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
-from grace.kernels import Many, encode_powers, encode_powers_many, powers_bytes, sum_powers, sum_powers_many
+from grace.kernels import (
+    Many,
+    encode_powers,
+    encode_powers_many,
+    passes_with_largest,
+    powers_bytes,
+    sum_powers,
+    sum_powers_many,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -78,6 +86,9 @@ class Natural(Fused):
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_powers_many(rows, many, self.bits, self._block(max(many.sizes)), scale)
+
+    def passes(self, n: int) -> int | None:
+        return 1 if self.bits == 9 else passes_with_largest(self._block(n))
 
     def facts(self, n: int) -> Facts:
         block = self._block(n)

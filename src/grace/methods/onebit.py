@@ -75,6 +75,9 @@ class OneBit(Fused):
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_two_means_many(rows, many, self.group, scale)
 
+    def passes(self, n: int) -> int | None:
+        return 2  # means are sums in a fixed order, before the first bit
+
     def facts(self, n: int) -> Facts:
         # with another threshold a side may hold numbers of both signs, whose mean is 0
         delta = 1 / min(n, self.group) if self.tau == 0 else 0.0

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
@@ -31,7 +30,7 @@ from grace.kernels import (
 )
 from grace.methods.common.factor_bucket import FactorBucket, open_factors
 from grace.methods.common.low_rank_bucket import LowRankBucket, open_bucket
-from grace.methods.common.matrices import DENSE, LowRank
+from grace.methods.common.matrices import DENSE, LowRank, Sides
 from grace.random import Stream
 from grace.registry import register
 
@@ -91,7 +90,7 @@ class PowerSGD(LowRank["Tensor | None"]):
             out = yield from DENSE.exchange(x, None, peer)
             return Exchanged(out.mean, out.rest, state, out.finite)
         m, l, r = self._sizes(x)
-        q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
+        q = self._start(state, (m, l, r), peer)
         matrix = x.reshape(m, l).float().contiguous()
         p = yield AllReduce(project_rows(matrix, unit_rows(q.mT.contiguous())), donate=True)  # [r, m]
         finite = all_finite(p)
@@ -120,8 +119,13 @@ class PowerSGD(LowRank["Tensor | None"]):
         )
         return Exchanged(mean.view(x.shape), rest, succeed(finite, q.mT, state, peer.lent), finite)
 
+    def _start(self, state: Tensor, sides: Sides, peer: Peer) -> Tensor:
+        """What a matrix of these sides is projected with, ``[l, r]``."""
+        _, l, r = sides
+        return state if self.warm_start else peer.shared("powersgd").normal(l * r, state.device).view(l, r)
+
     def batches(self, like: Tensor) -> bool:
-        return type(self) is PowerSGD and like.dtype == torch.float32
+        return type(self) is PowerSGD and self._batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Tensor | None], peers: Sequence[Peer]
@@ -130,14 +134,15 @@ class PowerSGD(LowRank["Tensor | None"]):
         dense = peers[0].step < self.start_step
         sides = [None if q is None or dense else self._sizes(x) for x, q in zip(xs, states, strict=True)]
         bucket: LowRankBucket | FactorBucket | None = open_bucket(self, sides, xs, peers)
-        bucket = bucket or open_factors(self, sides, xs, states, peers, fresh=not self.warm_start)
+        drawn_as = None if self.warm_start else "powersgd"
+        bucket = bucket or open_factors(self, sides, xs, states, peers, drawn_as=drawn_as)
         if bucket is None:
             return (yield from LowRank.exchange_all(self, xs, states, peers))
-        qs = [q for q, of in zip(states, sides, strict=True) if q is not None and of is not None]
-        if not self.warm_start:
-            drawn = [(of, peer) for of, peer in zip(sides, peers, strict=True) if of is not None]
-            qs = [peer.shared("powersgd").normal(l * r, xs[0].device).view(l, r) for (_, l, r), peer in drawn]
-        yield from bucket.sum_left(qs)
+        if isinstance(bucket, FactorBucket):
+            yield from bucket.sum_left()
+        else:
+            matrices = zip(states, sides, peers, strict=True)
+            yield from bucket.sum_left([self._start(q, of, peer) for q, of, peer in matrices if q is not None and of])
         bucket.orthonormalize()
         yield from bucket.sum_right()
         return bucket.split(states)

@@ -13,7 +13,15 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels import Many, dequantize_sum, dequantize_sum_many, quantize, quantize_many, quantized_bytes
+from grace.kernels import (
+    Many,
+    dequantize_sum,
+    dequantize_sum_many,
+    passes_with_largest,
+    quantize,
+    quantize_many,
+    quantized_bytes,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -114,6 +122,9 @@ class QSGD(Fused):
         if self.norm == "l2":
             return min(B / s**2, math.sqrt(B) / s)
         return (math.sqrt(B) - 1) / 2 if s == 1 else min(B / (4 * s**2), (math.sqrt(B) - 1) / 2)
+
+    def passes(self, n: int) -> int | None:
+        return passes_with_largest(self.bucket) if self.s > 1 and self.norm == "linf" else 2
 
     def facts(self, n: int) -> Facts:
         payload = quantized_bytes(n, self.s, self.bucket)

@@ -76,5 +76,8 @@ class SignSGD(Fused):
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return take_majority_many(rows, many, self.zero, scale)
 
+    def passes(self, n: int) -> int | None:
+        return 1
+
     def facts(self, n: int) -> Facts:
         return Facts(payload=votes_bytes(n, self.zero))

@@ -98,6 +98,9 @@ class TernGrad(Fused):
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return self._ternary.aggregate_many_(rows, many, scale, rng)
 
+    def passes(self, n: int) -> int | None:
+        return None if self.clip else self._ternary.passes(n)
+
     def facts(self, n: int) -> Facts:
         facts = self._ternary.facts(n)
         if self.clip:

@@ -19,6 +19,7 @@ from grace.kernels import (
     codebook_bytes,
     encode_codebook,
     encode_codebook_many,
+    passes_with_largest,
     sum_codebook,
     sum_codebook_many,
 )
@@ -77,6 +78,9 @@ class U8bit(Fused):
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_codebook_many(rows, many, _book(self.map), self.block, scale)
+
+    def passes(self, n: int) -> int | None:
+        return passes_with_largest(self.block)
 
     def facts(self, n: int) -> Facts:
         delta = (1.0 if self.map == "tree" else 0.9999) / min(n, self.block)

@@ -5,6 +5,7 @@ Words are uint32: sums wrap around, shifts to the right are logical.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -12,12 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, launch, signed
+from grace.compute.portable import ANGLE_TERMS, LOG_2, LOG_TERMS, ROOT_HALF
 from grace.flags.capturing import step_word
 from grace.random.reference import SORTED_SUBSET, half_bits
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
+NORMAL = {
+    "LOG_2": LOG_2, "ROOT_HALF": ROOT_HALF, "TURN": 2 * math.pi, "LOG_TERMS": LOG_TERMS, "ANGLE_TERMS": ANGLE_TERMS,
+}  # fmt: skip
 DRAWN = 128  # numbers of a program that walk: all wait for the last one
 
 
@@ -101,6 +106,58 @@ def signs_at(key0, key1, step, i):
     """uint32, 0 or 1: the bits of a stream's words at positions i."""
     low, high = threefry(key0, key1, (i >> 6).to(tl.uint32), step)
     return (tl.where((i & 32) == 0, low, high) >> (i & 31).to(tl.uint32)) & 1
+
+
+@triton.jit
+def _natural_log(x, LOG_2: tl.constexpr, ROOT_HALF: tl.constexpr, TERMS: tl.constexpr):
+    """As :func:`grace.compute.portable.natural_log`."""
+    bits = x.to(tl.int64, bitcast=True)
+    power = ((bits >> 52) - 1022).to(tl.float64)
+    mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)  # in [1/2, 1)
+    low = mantissa < ROOT_HALF
+    mantissa = tl.where(low, mantissa * 2, mantissa)
+    power -= low.to(tl.float64)
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = tl.zeros_like(s) + 1 / (2 * TERMS - 1)
+    for term in tl.static_range(TERMS - 2, -1, -1):
+        series = series * square + 1 / (2 * term + 1)
+    return series * s * 2 + power * LOG_2
+
+
+@triton.jit
+def _cosine_and_sine(turns, TURN: tl.constexpr, TERMS: tl.constexpr):
+    """As :func:`grace.compute.portable.cosine_and_sine`."""
+    quarter = (turns * 4 + 4503599627370496.0) - 4503599627370496.0  # the nearest integer, of two the even one
+    angle = (turns - quarter * 0.25) * TURN
+    square = angle * angle
+    cosine = tl.zeros_like(square) + 1
+    sine = cosine
+    for term in tl.static_range(TERMS - 1, 0, -1):
+        cosine = 1 - square * cosine * (1 / ((2 * term - 1) * (2 * term)))
+        sine = 1 - square * sine * (1 / ((2 * term) * (2 * term + 1)))
+    sine = angle * sine
+    whole = quarter.to(tl.int32)
+    swapped = (whole & 1) == 1
+    other = tl.where(swapped, cosine, sine)
+    cosine = tl.where(swapped, sine, cosine)
+    turned = whole & 3
+    cosine = tl.where((turned == 1) | (turned == 2), cosine * -1.0, cosine)
+    return cosine, tl.where(turned >= 2, other * -1.0, other)
+
+
+@triton.jit
+def normals_of(
+    key0, key1, step, group,
+    LOG_2: tl.constexpr, ROOT_HALF: tl.constexpr, TURN: tl.constexpr, LOG_TERMS: tl.constexpr, ANGLE_TERMS: tl.constexpr,
+):  # fmt: skip
+    """float32: the normal numbers 2 group and 2 group + 1 of a stream; the constants are :data:`NORMAL`."""
+    low, high = threefry(key0, key1, group.to(tl.uint32), step)
+    first = (low.to(tl.int32, bitcast=True).to(tl.float64) + 2147483648.5) * 2.3283064365386963e-10  # in (0, 1)
+    second = (high.to(tl.int32, bitcast=True).to(tl.float64) + 2147483648.5) * 2.3283064365386963e-10
+    radius = tl.sqrt(_natural_log(first, LOG_2, ROOT_HALF, LOG_TERMS) * -2)
+    cosine, sine = _cosine_and_sine(second, TURN, ANGLE_TERMS)
+    return (radius * cosine).to(tl.float32), (radius * sine).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["key0", "key1", "step", "first"])

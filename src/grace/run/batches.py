@@ -59,17 +59,19 @@ class Batches:
         self._plans, self._peer = plans, peer
         self._count = 0
         self._all: list[_Batch] = []
-        self._open: dict[Any, _Batch | None] = {}  # None: each of its tensors is alone
+        self._goes: dict[Any, bool] = {}  # whether tensors of a kind go as a batch
+        self._open: dict[Any, _Batch] = {}
 
     def add(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
         """The next tensor, of any shape, with its state under this method, and its name."""
-        key = (id(method), x.dtype, x.get_device())
-        if key in self._open:
-            batch = self._open[key]
-        else:
-            batches = self._plans and method.batches(x)
-            batch = self._open[key] = self._begin(method, alone=False) if batches else None
-        batch = batch or self._begin(method, alone=True)
+        kind = (id(method), x.dtype, x.get_device())
+        key = (*kind, x.shape) if method.needs_shape else kind
+        goes = self._goes.get(key)
+        if goes is None:
+            goes = self._goes[key] = self._plans and method.batches(x)
+        batch = self._open.get(kind) if goes else self._begin(method, alone=True)
+        if batch is None:
+            batch = self._open[kind] = self._begin(method, alone=False)
         batch.xs.append(x)
         batch.states.append(state)
         batch.names.append(name)

@@ -18,7 +18,7 @@ from grace_bench.codecs.buffers import COPIES, Buffers
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, Case, CaseSamples, Clock
 from grace_bench.codecs.compressors import compressor_of
-from grace_bench.codecs.device import bandwidth_share, busy_seconds, count_launches, least_bytes
+from grace_bench.codecs.device import bandwidth_share, busy_seconds, count_launches, least_bytes, pass_bytes
 from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, size_text
 from grace_bench.devices import clock_of, device_of, name_device
 from grace_bench.runs.results import quartiles
@@ -162,19 +162,28 @@ class Bench:
         return None
 
     def _of_device(self, case: Case, compressor: Compressor | None, buffers: Buffers, payloads: int) -> Row:
-        """What is of interest on a GPU: launches, how long it is busy, and the share of a copy's bandwidth."""
+        """What is of interest on a GPU: launches, how long it is busy, and shares of a copy's bandwidth."""
         if buffers.n not in self._copies:
             self._copies[buffers.n] = busy_seconds(buffers.yardsticks()[0], self.clock.clear)
         with Refusals():
             case.prepare()
             launches = None if compressor is None else count_launches(case.run)  # a conversation has no run of its own
             seconds = busy_seconds(case, self.clock.clear)
-        moved = None if compressor is None else least_bytes(case.operation, compressor, buffers.n, payloads)
-        share = bandwidth_share(moved, seconds, 8 * buffers.n, self._copies[buffers.n])
+        least = passed = None
+        if compressor is not None:
+            least = least_bytes(case.operation, compressor, buffers.n, payloads)
+        if compressor is not None and backends.runs_triton(self.device):  # plain torch goes through memory more often
+            passed = pass_bytes(case.operation, compressor, buffers.n, payloads)
+        of_least, of_passed = (
+            bandwidth_share(count, seconds, 8 * buffers.n, self._copies[buffers.n]) for count in (least, passed)
+        )
         return {
             "launches": launches,
             "busy_microseconds": short(1e6 * seconds),
-            "bandwidth": None if share is None else short(share),
+            "least_bytes": least,
+            "bandwidth": None if of_least is None else short(of_least),
+            "pass_bytes": passed,
+            "pass_bandwidth": None if of_passed is None else short(of_passed),
         }
 
     def _environment(self) -> dict[str, Any]:

@@ -81,6 +81,17 @@ def least_bytes(operation: str, compressor: Compressor, n: int, payloads: int) -
     return known.get(operation)
 
 
+def pass_bytes(operation: str, compressor: Compressor, n: int, payloads: int) -> int | None:
+    """Bytes that the passes of the Triton kernels move for that: what :func:`least_bytes` says, and with each pass after the
+    first that encoding takes the gradient again, and the memory. None where nobody has counted the passes.
+    """
+    least, passes = least_bytes(operation, compressor, n, payloads), compressor.passes(n)
+    if least is None or passes is None:
+        return None
+    again = {ENCODE: 4 * n, FEEDBACK: 8 * n, DECODE: 0}
+    return least + (passes - 1) * again[operation]
+
+
 def bandwidth_share(moved: int | None, seconds: float, copy_bytes: int, copy_seconds: float) -> float | None:
     """The bandwidth that an operation reaches, as a share of what a copy of ``copy_bytes`` numbers' bytes reaches."""
     return None if moved is None else (moved / seconds) / (copy_bytes / copy_seconds)

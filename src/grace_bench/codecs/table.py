@@ -46,8 +46,9 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
         table.add_column(heading, justify="right")
     measured = any("launches" in row for row in rows)
     if measured:
-        for heading in (f"{heading}: launches, busy, of a copy's bandwidth" for heading in HEADINGS.values()):
-            table.add_column(heading, justify="right")
+        for heading in HEADINGS.values():
+            text = f"{heading}: launches, busy, of a copy's bandwidth what is needed, what passes move"
+            table.add_column(text, justify="right")
     for name in dict.fromkeys(row["method"] for row in rows):
         times = {row["operation"]: number(row["microseconds"] / 1000) for row in rows if row["method"] == name}
         cells = [Text(times.get(operation, "-")) for operation in HEADINGS]
@@ -64,12 +65,12 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
 
 
 def _of_device(row: dict[str, Any] | None) -> Text:
-    """Launches, how long the device is busy, and the share of a copy's bandwidth."""
+    """Launches, how long the device is busy, and of a copy's bandwidth what has to be moved and what passes move."""
     if row is None or "launches" not in row:
         return Text("-")
     launches = "-" if row["launches"] is None else str(row["launches"])
-    of_copy = "-" if row["bandwidth"] is None else share(row["bandwidth"])
-    return Text(f"{launches}, {number(row['busy_microseconds'] / 1000)}, {of_copy}")
+    shares = ["-" if row[name] is None else share(row[name]) for name in ("bandwidth", "pass_bandwidth")]
+    return Text(", ".join([launches, number(row["busy_microseconds"] / 1000), *shares]))
 
 
 def _speed(bits: float | None) -> Text:

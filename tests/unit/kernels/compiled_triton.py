@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import grace.kernels
+from grace.random.triton import NORMAL
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Of arguments by their names; pointers to others are to float32, other numbers int64.
@@ -84,10 +85,10 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._sum": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._sum": ({}, [{"HAS_MEMORY": memory, "EVEN": 1, "TILE": 1024} for memory in (1, 0)]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
@@ -134,6 +135,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.subsets._put_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
         {"EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)
     ]),
+    "kernels.factors.draw_kernel": ({}, [{**NORMAL, "EVEN": 1, "GROUPS": 256}]),
     "kernels.low_rank.rows_kernel": ({}, [{**how, "RANKS": 4, "ROWS": 8} for how in (FACTORS, FACTOR)]),
     "kernels.low_rank.columns_kernel": ({}, [
         {**how, "RANKS": 4, "COLUMNS": 32, "TOGETHER": 32, "num_warps": 1} for how in (FACTORS, FACTOR)

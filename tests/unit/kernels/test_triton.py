@@ -28,6 +28,7 @@ from grace.contract.compressor import Fused
 from grace.errors import PayloadError
 from grace.flags.capturing import CapturedStep
 from grace.flags.finite import cpu_as_accelerator
+from grace.kernels.tiles.triton import spread
 from grace.kernels.triton import round_half_even, round_wide_half_even, store_codes
 from grace.methods.eden import EDEN
 from grace.methods.fp8 import FP8
@@ -353,8 +354,23 @@ def _without_the_last_byte(at, code, first, n, width, BITS: tl.constexpr, G: tl.
     store_codes(at, code, first, n, width - 1, BITS, G)
 
 
-def _codes(codec: Fused) -> Callable[[], None]:
-    return lambda: agree(lambda: check.results(codec, check.numbers(2, 300), check.numbers(2, 300, 1)), codec)
+@triton.jit
+def _across_blocks(word, BLOCK: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.max(tl.reshape(word, (BLOCK, SPAN // BLOCK)), 0)
+
+
+@triton.jit
+def _border_too_early(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    return spread(value, first + 1, lane, BLOCK, SPAN)
+
+
+@triton.jit
+def _blocks_in_turns(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.reshape(tl.broadcast_to(value[None, :], (BLOCK, SPAN // BLOCK)), lane.shape)
+
+
+def _codes(codec: Fused, n: int = 300) -> Callable[[], None]:
+    return lambda: agree(lambda: check.results(codec, check.numbers(2, n), check.numbers(2, n, 1)), codec)
 
 
 def _signs() -> None:
@@ -368,6 +384,10 @@ MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
     ("levels", "lanes_at", _lanes_of_the_next_one, _codes(QSGD(levels=1))),
     ("levels", "mark_if", _never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
     ("levels", "store_codes", _without_the_last_byte, _codes(QSGD(bits=16))),
+    ("levels", "tops_of_blocks", _across_blocks, _codes(QSGD(bits=4, bucket=64))),
+    ("levels", "spread", _blocks_in_turns, _codes(QSGD(bits=4, bucket=64))),
+    ("levels", "spread", _border_too_early, _codes(QSGD(bits=4, bucket=1025), 1100)),
+    ("codebook", "tops_of_blocks", _across_blocks, _codes(U8bit(block=64))),
     ("powers", "store_codes", _without_the_last_byte, _codes(Natural(bits=9))),
     ("powers", "lanes_of_tile", _lanes_of_the_next, _codes(Natural())),
     ("powers", "mark_if", _never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),

@@ -18,6 +18,7 @@ from grace.errors import InputError
 from grace.kernels.factors import (
     Factors,
     add_low_rank_many,
+    draw_many,
     fit_many,
     gather_rows_many,
     orthonormalize_many,
@@ -29,6 +30,8 @@ from grace.kernels.factors import (
     unit_rows_many,
 )
 from grace.kernels.many import Many
+from grace.kernels.many.triton import key_of
+from grace.random import Stream
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import agree, interpreter, night
 
@@ -146,12 +149,27 @@ def turn(sides: Any) -> list[Tensor]:
     return out
 
 
-OPERATIONS = {f.__name__: f for f in (rows, columns, bases, units, split, fit, succeed, add, turn)}
+def draw(sides: Any) -> list[Tensor]:
+    streams = [Stream(3, "m", str(t), None, 0) for t in range(len(sides))]
+    drawn, out = Many([l * r for _, l, r in sides], (), streams, CPU), list[Tensor]()
+    for step in (1, 1 << 40):
+        drawn.point(tensors(drawn.sizes, 5))
+        draw_many(drawn.xs[0], drawn, step)
+        out += drawn.xs
+    return out
+
+
+OPERATIONS = {f.__name__: f for f in (draw, rows, columns, bases, units, split, fit, succeed, add, turn)}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_those_of_a_bucket(name: str) -> None:
     agree(lambda: OPERATIONS[name](FEW.get(name, SMALL)), name)
+
+
+@night
+def test_many_normal_numbers() -> None:
+    agree(lambda: draw(((1, 200_001, 1), (1, 512, 1), (1, 1023, 1))), "normal")
 
 
 @night
@@ -267,19 +285,32 @@ def _as_it_lies(  # type: ignore[no-untyped-def]
     tl.store(at if GATHER else x, tl.load(x if GATHER else at, inside), inside)
 
 
+@triton.jit
+def _key_of_the_first(table, task):  # type: ignore[no-untyped-def]
+    return key_of(table, 0)
+
+
+@triton.jit
+def _cosine_in_single_precision(turns, TURN: tl.constexpr, TERMS: tl.constexpr):  # type: ignore[no-untyped-def]
+    angle = turns.to(tl.float32) * TURN
+    return tl.cos(angle).to(tl.float64), tl.sin(angle).to(tl.float64)
+
+
 MUTANTS: list[tuple[str, Any, Any, Any]] = [
-    ("low_rank.triton.begin_of", _of_the_first, rows, SMALL[:2]),
-    ("low_rank.triton.begin_of", _of_the_first, columns, SMALL[:2]),
-    ("low_rank.triton.begin_of", _of_the_first, split, SMALL[:2]),
-    ("factors.triton.join_kernel", _last_piece_alone, rows, FEW["rows"]),
-    pytest.param("factors.triton.join_kernel", _last_piece_alone, columns, FEW["columns"], marks=night),
-    ("low_rank.bases.triton.fold", _neighbors, bases, FEW["bases"]),
-    ("low_rank.bases.triton._reflect", _as_they_are, bases, SMALL),
-    ("low_rank.bases.triton.dot_by_halves", _in_single_precision, units, FEW["units"]),
-    ("low_rank.bases.triton.mark_if", _never, fit, SMALL[:2]),
-    ("factors.triton.succeed_kernel", _always, succeed, SMALL),
-    ("low_rank.triton.begin_of", _of_the_first, add, SMALL[:2]),
-    ("factors.triton.turn_kernel", _as_it_lies, turn, SMALL),
+    ("kernels.factors.triton.key_of", _key_of_the_first, draw, SMALL),
+    ("random.triton._cosine_and_sine", _cosine_in_single_precision, draw, SMALL),
+    ("kernels.low_rank.triton.begin_of", _of_the_first, rows, SMALL[:2]),
+    ("kernels.low_rank.triton.begin_of", _of_the_first, columns, SMALL[:2]),
+    ("kernels.low_rank.triton.begin_of", _of_the_first, split, SMALL[:2]),
+    ("kernels.factors.triton.join_kernel", _last_piece_alone, rows, FEW["rows"]),
+    pytest.param("kernels.factors.triton.join_kernel", _last_piece_alone, columns, FEW["columns"], marks=night),
+    ("kernels.low_rank.bases.triton.fold", _neighbors, bases, FEW["bases"]),
+    ("kernels.low_rank.bases.triton._reflect", _as_they_are, bases, SMALL),
+    ("kernels.low_rank.bases.triton.dot_by_halves", _in_single_precision, units, FEW["units"]),
+    ("kernels.low_rank.bases.triton.mark_if", _never, fit, SMALL[:2]),
+    ("kernels.factors.triton.succeed_kernel", _always, succeed, SMALL),
+    ("kernels.low_rank.triton.begin_of", _of_the_first, add, SMALL[:2]),
+    ("kernels.factors.triton.turn_kernel", _as_it_lies, turn, SMALL),
 ]
 
 
@@ -287,6 +318,6 @@ MUTANTS: list[tuple[str, Any, Any, Any]] = [
 def test_mutants_are_caught(
     name: str, mutant: Any, operation: Any, sides: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"grace.kernels.{name}", mutant)
+    monkeypatch.setattr(f"grace.{name}", mutant)
     with pytest.raises(AssertionError):
         agree(lambda: operation(sides), name)

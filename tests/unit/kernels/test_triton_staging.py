@@ -13,7 +13,16 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.kernels.many import Many
-from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many, round_many, widen_many
+from grace.kernels.staging import (
+    clear_many,
+    fetch_many,
+    finite_many,
+    narrow_many,
+    pad_many,
+    round_many,
+    sum_many,
+    widen_many,
+)
 from tests.unit.kernels.triton_checks import agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -58,6 +67,22 @@ def staged(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool = True, big: fl
 def test_staging(dtype: torch.dtype) -> None:
     for odd in (False, True):
         agree(lambda odd=odd: staged(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
+
+
+def summed(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
+    """What tensors become with memories, and without."""
+    many, out = Many(sizes, (), (), CPU), list[Tensor]()
+    for memories in (numbers(sizes, 1, odd=odd), None):
+        many.point(numbers(sizes, 0, dtype, odd), memories, numbers(sizes, 2, odd=odd))
+        sum_many(many.like, many)
+        out += many.rests or ()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_narrow_tensors_become_float32(dtype: torch.dtype) -> None:
+    for odd in (False, True):
+        agree(lambda odd=odd: summed(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
 
 
 def sixteen(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
@@ -128,7 +153,13 @@ def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0).to(tl.float32)
 
 
+@triton.jit
+def _words_alone(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0).to(tl.float32)
+
+
 MUTANTS: list[tuple[str, Any, Any]] = [
+    ("load_sum", _words_alone, lambda: test_narrow_tensors_become_float32(torch.bfloat16)),
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
     ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),
     ("magnitude", _rounded_down, lambda: test_staging(torch.bfloat16)),

@@ -19,7 +19,7 @@ from grace.kernels.low_rank.parts import PIECE, SPAN
 from grace.kernels.many import Many, pair_programs
 
 __all__ = [
-    "Factors", "add_low_rank_many", "fit_many", "gather_rows_many", "orthonormalize_many", "project_columns_many",
+    "Factors", "add_low_rank_many", "draw_many", "fit_many", "gather_rows_many", "orthonormalize_many", "project_columns_many",
     "project_rows_many", "scatter_rows_many", "split_low_rank_many", "succeed_many", "unit_rows_many",
 ]  # fmt: skip
 
@@ -69,6 +69,11 @@ class Factors:
 def begins(sizes: Sequence[int]) -> list[int]:
     """Where each of these begins, one after the other, and where the last one ends."""
     return [0, *itertools.accumulate(sizes)]
+
+
+@operation
+def draw_many(storage: Tensor, drawn: Many, step: int) -> None:
+    """Sets each x of ``drawn``, ``[1, n_t]`` in the storage ``[s]``, to :meth:`grace.random.Stream.normal` of its stream."""
 
 
 @operation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,11 @@ from torch import Tensor
 from grace.kernels import low_rank
 from grace.kernels.factors import Factors
 from grace.kernels.many import Many
+
+
+def draw_many(storage: Tensor, drawn: Many, step: int) -> None:
+    for x, stream in zip(drawn.xs, drawn.streams, strict=True):
+        x.copy_(replace(stream, step=step).normal(x.numel(), x.device)[None])
 
 
 def unit_rows_many(rights: Tensor, states: Many, factors: Factors) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, launch
+from grace.flags.capturing import step_word
 from grace.kernels.blocks import block_count
 from grace.kernels.factors import Factors
 from grace.kernels.low_rank.bases.triton import (
@@ -33,8 +36,34 @@ from grace.kernels.low_rank.triton import (
     split_kernel,
 )
 from grace.kernels.many import Many
+from grace.kernels.many.triton import key_of, tensor_of, tile_of, wire_of
+from grace.random.triton import NORMAL, normals_of
 
+GROUPS = 256  # pairs of numbers that a program draws
 _NO_SIDES = (None, None, None)  # m, l, r: of one matrix
+
+
+@triton.jit(do_not_specialize=["step"])
+def draw_kernel(
+    table, programs, step,
+    LOG_2: tl.constexpr, ROOT_HALF: tl.constexpr, TURN: tl.constexpr, LOG_TERMS: tl.constexpr, ANGLE_TERMS: tl.constexpr,
+    EVEN: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Normal numbers of a tensor's stream, in their order."""
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    key0, key1 = key_of(table, task)
+    group = tile * GROUPS + tl.arange(0, GROUPS)
+    first, second = normals_of(key0, key1, step, group, LOG_2, ROOT_HALF, TURN, LOG_TERMS, ANGLE_TERMS)
+    at = tensor_of(table, task, 0, EVEN) + 2 * group
+    tl.store(at, first, 2 * group < n)
+    tl.store(at + 1, second, 2 * group + 1 < n)
+
+
+def draw_many(storage: Tensor, drawn: Many, step: int) -> None:
+    tiles = drawn.tiles(2 * GROUPS)
+    launch(draw_kernel, (len(tiles),), drawn.table, tiles, step_word(step, drawn.device), **NORMAL, EVEN=drawn.even,
+           GROUPS=GROUPS)  # fmt: skip
 
 
 def unit_rows_many(rights: Tensor, states: Many, factors: Factors) -> None:

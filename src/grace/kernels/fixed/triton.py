@@ -11,10 +11,11 @@ from torch import Tensor
 
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
+from grace.kernels.blocks import fits_tile
 from grace.kernels.fixed import BAD_UNIT, bad_code, fixed_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.tiles.triton import (

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.errors import PayloadError
+from grace.kernels.blocks import fits_tile
 from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many, largest, largest_of_many
 from grace.kernels.tiles.triton import (

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from grace.compute.launching import MOST_PER_BLOCK, TILE, Marks, check_rows, even_runs, launch, signed
+from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
 from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
-from grace.kernels.blocks import block_count
+from grace.kernels.blocks import block_count, fits_tile
 from grace.kernels.many import Many
 
 if TYPE_CHECKING:
@@ -120,11 +120,6 @@ Job: TypeAlias = Rows | Tensors
 def are_even(rows: int, n: int) -> bool:
     """Whether all rows begin at a multiple of 16 numbers of their tensor."""
     return rows == 1 or n % 16 == 0
-
-
-def fits_tile(block: int) -> bool:
-    """Whether programs take whole blocks of this size: then a kernel finds itself what is largest in them."""
-    return block <= MOST_PER_BLOCK and block & (block - 1) == 0
 
 
 def span_of(block: int, *, whole: bool) -> int:

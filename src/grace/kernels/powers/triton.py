@@ -11,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.errors import PayloadError
+from grace.kernels.blocks import fits_tile
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, fits_tile, span_of
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
 from grace.kernels.statistics.triton import largest, largest_of_many

@@ -23,7 +23,7 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
 
 @operation
 def sum_many(like: Tensor, many: Many) -> None:
-    """Sets each rest to x plus the memory; x ``[1, n_t]`` may be narrower, as ``like`` is."""
+    """Sets each rest to x plus the memory, or if there are none to x, which may be narrower ``[1, n_t]``, as ``like`` is."""
 
 
 @operation

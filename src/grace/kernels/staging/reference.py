@@ -18,8 +18,10 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
 
 
 def sum_many(like: Tensor, many: Many) -> None:
-    assert many.memories is not None
     assert many.rests is not None
+    if many.memories is None:
+        _copy(many.xs, many.rests)
+        return
     for x, memory, rest in zip(many.xs, many.memories, many.rests, strict=True):
         torch.add(x, memory, out=rest)
 

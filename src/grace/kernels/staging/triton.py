@@ -28,12 +28,13 @@ def _pad(table, programs, like, rooms, HAS_MEMORY: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
-def _sum(table, programs, like, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _sum(table, programs, like, HAS_MEMORY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
     i = tile * TILE + tl.arange(0, TILE)
-    tl.store(tensor_of(table, task, 2, EVEN) + i, load_sum(x, tensor_of(table, task, 1, EVEN), i, i < n, True), i < n)
+    total = load_sum(x, tensor_of(table, task, 1, EVEN), i, i < n, HAS_MEMORY)
+    tl.store(tensor_of(table, task, 2, EVEN) + i, total, i < n)
 
 
 @triton.jit
@@ -121,7 +122,8 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
 
 def sum_many(like: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_sum, (len(tiles),), many.table, tiles, like, EVEN=many.even, TILE=TILE)
+    launch(_sum, (len(tiles),), many.table, tiles, like, HAS_MEMORY=many.memories is not None, EVEN=many.even,
+           TILE=TILE)  # fmt: skip
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:

@@ -23,6 +23,7 @@ from grace.flags.finite import on_host
 from grace.kernels.factors import (
     Factors,
     begins,
+    draw_many,
     fit_many,
     orthonormalize_many,
     project_columns_many,
@@ -34,6 +35,8 @@ from grace.kernels.factors import (
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import clear_many, finite_many, round_many, widen_many
 from grace.methods.common.matrices import Sides, are_plain, is_plain
+from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
+from grace.random import Stream
 
 
 class DenseTensors:
@@ -82,10 +85,20 @@ class FactorPlan:
     """What is the same at every step.
 
     Args:
-        sides: of each tensor; None for what travels as it is. sizes: numbers of each. device: of all of them.
+        sides: of each tensor; None for what travels as it is. sizes: numbers of each. device: of all of them. narrow: whether
+            they are narrower than float32, and all are matrices. streams: of each matrix, what it is projected with where
+            that is drawn; empty where it is not.
     """
 
-    def __init__(self, sides: Sequence[Sides | None], sizes: Sequence[int], device: torch.device):
+    def __init__(
+        self,
+        sides: Sequence[Sides | None],
+        sizes: Sequence[int],
+        device: torch.device,
+        *,
+        narrow: bool,
+        streams: Sequence[Stream] = (),
+    ):
         sent = [n if of is None else of[2] * of[0] for of, n in zip(sides, sizes, strict=True)]
         self.places, self.parts = begins(sent), Parts(tuple(range(len(sides))), tuple(sent))
         self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
@@ -94,9 +107,12 @@ class FactorPlan:
         self.factors = Factors(self.sides, [self.places[i] for i in self.at], device)
         self.matrices, self.means = (Many([sizes[i] for i in self.at], (), (), device) for _ in range(2))
         self.said = Many([m * r for m, _, r in self.sides], (), (), device)
-        self.states, self.drawn = (Many([l * r for _, l, r in self.sides], (), (), device) for _ in range(2))
-        self.own_parts = Parts(tuple(self.at), tuple([l * r for _, l, r in self.sides]))
+        rights = [l * r for _, l, r in self.sides]
+        self.states = Many(rights, (), (), device)
+        self.drawn = Many(rights, (), streams, device) if streams else None
+        self.own_parts = Parts(tuple(self.at), tuple(rights))
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
+        self.narrow = NarrowMatrices(sizes, device) if narrow else None
 
 
 class FactorBucket:
@@ -104,18 +120,20 @@ class FactorBucket:
 
     Args:
         plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
-        states: of each matrix ``[l, r]``. peers: who exchanges them.
+        given: the tensors as they came, which are others if they are narrow. states: of each matrix ``[l, r]``. peers: who
+            exchanges them.
     """
 
     def __init__(
         self,
         plan: FactorPlan,
         xs: Sequence[Tensor],
+        given: Sequence[Tensor],
         states: Sequence[Tensor],
         peers: Peers,
         workspace: Workspace,
     ):
-        self._plan, self._xs, self._peers, self._states = plan, xs, peers, states
+        self._plan, self._xs, self._given, self._peers, self._states = plan, xs, given, peers, states
         self._keep = peers.like.lent.keep_rest
         self._means = xs if peers.spares is None else peers.spares
         self._message, self._left, self._own, self._right = (
@@ -124,31 +142,36 @@ class FactorBucket:
         )
         self._successors = [peers.like.lent.borrow_successor(state) for state in states]
 
-    def point(self, *, fresh: bool) -> bool:
-        """Whether kernels know where all of this is: see :meth:`Many.point`. ``fresh``: as in :func:`open_factors`."""
+    def point(self) -> bool:
+        """Whether kernels know where all of this is: see :meth:`Many.point`."""
         plan, means = self._plan, self._means
         if not plan.dense.point(self._xs, means, self._message):
+            return False
+        if plan.narrow is not None and not plan.narrow.point(rows_of(self._given), rows_of(self._xs)):
             return False
         said = [self._message[plan.places[i] : plan.places[i + 1]][None] for i in plan.at]
         own = rows_of(means, plan.at)
         there = plan.matrices.point(rows_of(self._xs, plan.at), None, own) and plan.means.point(own)
         there = there and plan.said.point(said)
         there = there and plan.states.point(rows_of(self._states), None, rows_of(self._successors))
-        self._bases = plan.drawn if fresh else plan.states
-        return there and (not fresh or plan.drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))
+        drawn = plan.drawn
+        return there and (drawn is None or drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))
 
     def forget(self) -> None:
         """The step is not made: what was borrowed for it is given back."""
         for successor in self._successors:
             self._peers.like.lent.give_back(successor)
 
-    def sum_left(self, qs: Sequence[Tensor]) -> Exchange[None]:
-        """P = the mean of M Q for each matrix, given its Q ``[l, r]``; and the means of what travels as it is."""
+    def sum_left(self) -> Exchange[None]:
+        """P = the mean of M Q for each matrix, of its state or what is drawn; and the means of what travels as it is."""
         plan, message = self._plan, self._message
+        if plan.narrow is not None:
+            plan.narrow.widen()
         if plan.at:
-            if self._bases is plan.drawn:
-                torch.cat([q.reshape(-1) for q in qs], out=self._own)
-            unit_rows_many(self._right, self._bases, plan.factors)
+            if plan.drawn is not None:
+                draw_many(self._own, plan.drawn, self._peers.like.step)
+            bases = plan.states if plan.drawn is None else plan.drawn
+            unit_rows_many(self._right, bases, plan.factors)
             project_rows_many(message, plan.matrices, plan.factors, self._right)
         plan.dense.put(message, keep=self._keep)
         answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
@@ -185,11 +208,15 @@ class FactorBucket:
             own, right, left = self._own if self._keep else None, self._right, self._left
             finite = self._finite & fit_many(right, plan.factors, left, poison=False)
             split_low_rank_many(left, plan.matrices, plan.factors, own, right)
-            poison_many(finite, plan.means)
+            if plan.narrow is None:
+                poison_many(finite, plan.means)
+            else:
+                finite = plan.narrow.narrow(finite, plan.means)
             succeed_many(finite, plan.states, plan.factors, right)
             for i, old, new, flag in zip(plan.at, self._states, self._successors, finite.unbind(0), strict=True):
                 lent.give_back(old)
-                results[i] = Exchanged(self._means[i], xs[i] if self._keep else None, new, flag)
+                mean = self._means[i] if plan.narrow is None else self._given[i]
+                results[i] = Exchanged(mean, xs[i] if self._keep else None, new, flag)
         return [results[i] for i in range(len(xs))]
 
 
@@ -200,27 +227,32 @@ def open_factors(
     states: Sequence[Any],
     peers: Sequence[Peer],
     *,
-    fresh: bool,
+    drawn_as: str | None,
 ) -> FactorBucket | None:
     """A step of these tensors, whose matrices have these sides, and states ``[l, r]``; None if they cannot be worked on where
-    they are. ``owner``: whose plan it is, hashable. ``fresh``: whether matrices are projected with what is drawn, not with
-    their states.
+    they are. ``owner``: whose plan it is, hashable. ``drawn_as``: the name of the method whose shared streams draw what
+    matrices are projected with; None: that are their states.
     """
-    if not isinstance(peers, Peers) or not may_open(xs, peers):
+    if not isinstance(peers, Peers):
+        return None
+    rooms = rooms_for(xs, None not in sides, peers)
+    if rooms is None or not may_open(rooms, peers):
         return None
     held = [state for state, of in zip(states, sides, strict=True) if of is not None]
     if not all(map(is_plain, held)):
         return None
     workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
     assert workspace is not None
-    key = (FactorBucket, owner, device, tuple(sides), tuple(sizes), peers.names)
+    key = (FactorBucket, owner, device, xs[0].dtype, tuple(sides), tuple(sizes), peers.names, peers.like.seed)
     plan: FactorPlan | None = workspace.kept.get(key)
     if plan is None:
         if capturing():
             return None
-        plan = FactorPlan(sides, sizes, device)
-    bucket = FactorBucket(plan, xs, held, peers, workspace)
-    if not bucket.point(fresh=fresh):
+        whose = [] if drawn_as is None else [peer for peer, of in zip(peers, sides, strict=True) if of is not None]
+        streams = [peer.shared(drawn_as or "") for peer in whose]
+        plan = FactorPlan(sides, sizes, device, narrow=rooms is not xs, streams=streams)
+    bucket = FactorBucket(plan, rooms, xs, held, peers, workspace)
+    if not bucket.point():
         bucket.forget()
         return None
     workspace.kept[key] = plan

@@ -18,9 +18,10 @@ from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.compressor import Compressor
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
+from grace.contract.loan import reads_narrow
 from grace.contract.method import Method
 from grace.contract.peer import Peer, Peers
-from grace.flags.finite import Flag, and_
+from grace.flags.finite import Flag, and_, on_host
 from grace.kernels import (
     add_low_rank_,
     add_scaled_,
@@ -84,6 +85,12 @@ class LowRank(Method[S]):
         """m, l and r."""
         m, l = like.shape[0], math.prod(like.shape[1:])
         return m, l, min(self.rank, m, l)
+
+    def _batches(self, like: Tensor) -> bool:
+        """Whether tensors like this go together: float32, or where kernels widen them those that are compressed."""
+        if like.dtype is torch.float32:
+            return True
+        return reads_narrow(like) and not on_host(like.device) and self._compresses(like)
 
     def _compresses(self, like: Tensor) -> bool:
         if like.ndim < 2 or like.numel() == 0:

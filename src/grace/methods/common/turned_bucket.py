@@ -34,18 +34,20 @@ from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import finite_many
 from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
 from grace.methods.common.matrices import Sides, is_plain
+from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
 
 
 class Kind:
     """The matrices whose factors have the same side, all of m or all of l rows.
 
     Args:
-        at: which of all tensors they are. sides: m, l and r of each. turned: whether their factors have l rows.
+        at: which of all tensors they are. sides: m, l and r of each. turned: whether their factors have l rows. narrow:
+            whether they are narrower than float32.
 
     factors: of the matrices. spans: the same with s and the factor's side in the place of m and l: bases are its lefts.
     """
 
-    def __init__(self, at: Sequence[int], sides: Sequence[Sides], device: torch.device, *, turned: bool):
+    def __init__(self, at: Sequence[int], sides: Sequence[Sides], device: torch.device, *, turned: bool, narrow: bool):
         self.at, self.turned = list(at), turned
         self.factors = Factors(sides, begins([r * m for m, _, r in sides])[:-1], device)
         spans = [(of[1 - turned], of[turned], of[2]) for of in sides]
@@ -55,6 +57,7 @@ class Kind:
         self.said = Many([side * r for _, side, r in spans], (), (), device)
         self.olds = Many([s * r for s, _, r in spans], (), (), device)
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
+        self.narrow = NarrowMatrices(numbers, device) if narrow else None
         counts = torch.tensor([s * r for s, _, r in spans])
         roots = [math.sqrt(s) for s, _, _ in spans]
         self.up, self.down = (
@@ -72,11 +75,18 @@ class TurnedPlan:
 
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. turned: of each matrix, whether its
-            factor is the one that has l rows. device: of all of them.
+            factor is the one that has l rows. device: of all of them. narrow: whether they are narrower than float32, and all
+            are matrices.
     """
 
     def __init__(
-        self, sides: Sequence[Sides | None], sizes: Sequence[int], turned: Sequence[bool], device: torch.device
+        self,
+        sides: Sequence[Sides | None],
+        sizes: Sequence[int],
+        turned: Sequence[bool],
+        device: torch.device,
+        *,
+        narrow: bool,
     ):
         ways = iter(turned)
         sent = [size if of is None else of[2] * of[next(ways)] for of, size in zip(sides, sizes, strict=True)]
@@ -88,7 +98,7 @@ class TurnedPlan:
             at = [i for i, way in zip(self.at, turned, strict=True) if way is turn]
             if at:
                 shapes = [of for i, of in enumerate(sides) if of is not None and i in set(at)]
-                self.kinds.append(Kind(at, shapes, device, turned=turn))
+                self.kinds.append(Kind(at, shapes, device, turned=turn, narrow=narrow))
 
 
 class TurnedBucket:
@@ -96,13 +106,20 @@ class TurnedBucket:
 
     Args:
         plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
-        olds: of each matrix the factor, ``[s, r]``, that spans its basis. peers: who exchanges them.
+        given: the tensors as they came, which are others if they are narrow. olds: of each matrix the factor, ``[s, r]``, that
+            spans its basis. peers: who exchanges them.
     """
 
     def __init__(
-        self, plan: TurnedPlan, xs: Sequence[Tensor], olds: Sequence[Tensor], peers: Peers, workspace: Workspace
+        self,
+        plan: TurnedPlan,
+        xs: Sequence[Tensor],
+        given: Sequence[Tensor],
+        olds: Sequence[Tensor],
+        peers: Peers,
+        workspace: Workspace,
     ):
-        self._plan, self._xs, self._peers = plan, xs, peers
+        self._plan, self._xs, self._given, self._peers = plan, xs, given, peers
         self._olds = dict(zip(plan.at, olds, strict=True))
         self._keep = peers.like.lent.keep_rest
         self._means = xs if peers.spares is None else peers.spares
@@ -119,6 +136,8 @@ class TurnedBucket:
         """Whether kernels know where all of this is: see :meth:`Many.point`."""
         there = self._plan.dense.point(self._xs, self._means, self._message)
         for kind in self._plan.kinds:
+            if kind.narrow is not None:
+                there = there and kind.narrow.point(rows_of(self._given, kind.at), rows_of(self._xs, kind.at))
             own = rows_of(self._means, kind.at)
             there = there and kind.matrices.point(rows_of(self._xs, kind.at), None, own) and kind.means.point(own)
             there = there and kind.olds.point(rows_of([self._olds[i] for i in kind.at]))
@@ -129,6 +148,8 @@ class TurnedBucket:
         """The mean of each matrix's factor under the basis that its other factor spans."""
         plan, message = self._plan, self._message
         for kind, wide, narrow, factors in self._kinds():
+            if kind.narrow is not None:
+                kind.narrow.widen()
             gather_rows_many(wide, kind.olds, kind.spans, right=False)
             orthonormalize_many(wide, wide, kind.spans)
             torch.mul(wide, kind.down, out=narrow)
@@ -156,9 +177,13 @@ class TurnedBucket:
             left, right = kind.pair(factors, wide)
             split_low_rank_many(left, kind.matrices, kind.factors, None, right)
             finite = finite_many(finite, kind.means)
-            poison_many(finite, kind.means)
+            if kind.narrow is None:
+                poison_many(finite, kind.means)
+            else:
+                finite = kind.narrow.narrow(finite, kind.means)
+            means = self._means if kind.narrow is None else self._given
             for i, (_, side, r), flag in zip(kind.at, kind.spans.sides, finite.unbind(0), strict=True):
-                results[i] = Exchanged(self._means[i], xs[i] if self._keep else None, None, flag)
+                results[i] = Exchanged(means[i], xs[i] if self._keep else None, None, flag)
                 answers[i] = self._part(i).view(side, r)
         return [results[i] for i in range(len(xs))], [answers[i] for i in plan.at]
 
@@ -181,17 +206,20 @@ def open_turned(
     """As :func:`grace.methods.common.factor_bucket.open_factors`. ``turned``: of each matrix, which factor travels;
     ``olds``: the other one, as rows of r numbers.
     """
-    if not isinstance(peers, Peers) or not may_open(xs, peers) or not all(map(is_plain, olds)):
+    if not isinstance(peers, Peers) or not all(map(is_plain, olds)):
+        return None
+    rooms = rooms_for(xs, None not in sides, peers)
+    if rooms is None or not may_open(rooms, peers):
         return None
     workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
     assert workspace is not None
-    key = (TurnedBucket, owner, device, tuple(sides), tuple(turned), tuple(sizes), peers.names)
+    key = (TurnedBucket, owner, device, xs[0].dtype, tuple(sides), tuple(turned), tuple(sizes), peers.names)
     plan: TurnedPlan | None = workspace.kept.get(key)
     if plan is None:
         if capturing():
             return None
-        plan = TurnedPlan(sides, sizes, turned, device)
-    bucket = TurnedBucket(plan, xs, olds, peers, workspace)
+        plan = TurnedPlan(sides, sizes, turned, device, narrow=rooms is not xs)
+    bucket = TurnedBucket(plan, rooms, xs, olds, peers, workspace)
     if not bucket.point():
         return None
     workspace.kept[key] = plan
