@@ -32,7 +32,7 @@ from tests.unit.kernels.test_signs import numbers as signed_numbers
 from tests.unit.kernels.test_triton import CODES
 
 pytestmark = needs_gpu
-# Whose own parts are torch operations, whose sums have another order there: equal to rounding only.
+# Whose own parts are torch operations, whose sums have another order there: equal to rounding only, but in buckets of kernels.
 BY_TORCH = (
     "gradzip",
     "gradiveq",
@@ -162,7 +162,7 @@ def test_means_and_memories_of_many_numbers(spec: str) -> None:
 )
 @pytest.mark.parametrize("spec", few(BUCKETS))
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, kind: str) -> None:
-    if not is_exact(spec):
+    if not is_exact(spec) and spec not in FIXED:
         pytest.skip("its parts are torch operations")
     (want, told), (got, heard) = (tell(spec, KINDS[kind], dtype, device) for device in (HOST, DEVICE))
     for step, (a, b) in enumerate(zip(heard, told, strict=True)):

@@ -37,7 +37,9 @@ SPREAD = True  # over the test runner's processes
 # Some of whose tensors go without a list, some with none of their numbers, and some are not finite.
 SHARE = (
     ("threshold:v=1.5", torch.float32), ("threshold:v=1.2,relative=true,index=elias-fano,values=bfloat16", torch.float32),
+    ("strom:tau=0.7,quanta=5,index=raw", torch.float32),
     ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
+    ("3lc:s=1.9", torch.bfloat16),
 )  # fmt: skip
 MIXED: Shapes = ((41,), (2, 3), (1,))
 AT_NIGHT = {
@@ -62,19 +64,27 @@ AT_NIGHT = {
     "threshold:v=2,index=delta,memory=none": LARGE,
     "threshold:v=1e6,index=rice": SMALL,
     "dgc:ratio=0.1,index=delta,memory=residual": MIXED,
+    "strom:tau=1,relative=false,index=elias-fano": SHAPES,
+    "strom:tau=0.9,quanta=65536,index=rice": SHAPES,
+    "strom:tau=0.5,quanta=3,memory=none": SMALL,
+    "strom:tau=1.5": LARGE,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
     "qsparse:ratio=0.2,index=rice": SHAPES,
     "qsparse:ratio=0.05,quant=4,index=delta": LARGE,
     "qsparse:ratio=0.3,quant=200,index=rice": SMALL,
+    "3lc": SMALL,
+    "3lc:s=1.9,memory=none": MIXED,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
-    "topk:index=delta": 20, "qsparse:index=rice": 23,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
+# What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
+TOLD = {"3lc": ("scan_kernel", "total", 1)}
 
 
 @functools.cache
@@ -154,17 +164,19 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
 def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False) -> tuple[int, int]:
     """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
     launches, execute = [0], GridExecutor.__call__
+    teller, argument, number = TOLD.get(spec.split(":")[0], ("_plan", "widths", 9))
 
     def only_count(executor: Any, *args: Any, **how: Any) -> None:
         launches[0] += 1
         if runs:
             execute(executor, *args, **how)
-        elif executor.fn.__name__ == "_plan":
-            args[executor.arg_names.index("widths")].fill_(9)
+        elif executor.fn.__name__ == teller:
+            args[executor.arg_names.index(argument)].fill_(number)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
         worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        worker.lr = 0.1
         _run(worker, given)
         worker.workspace.reset()
         worker.advance()

@@ -27,36 +27,56 @@ VARIANTS = {
     "efsignsgd:memory=distef": 6, "topk:communicator=broadcast": 15, "qsgd:bits=16": 3, "natural:bits=9": 3,
     "qsparse:quant=200": 19, "terngrad:clip=2.5": 5, "efsignsgd:communicator=parameterserver": 10,
     "fp8:stochastic=true": 3, "fp8:memory=residual": 4, "lpc:memory=residual": 4, "signsgd:zero=abstain": 3,
-    "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6, "rht:inner=topk": 17,
-    "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14, "topk:values=bfloat16": 15,
+    "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 9, "rht:inner=fp8": 6,
+    "rht:inner=drive": 10, "rht:inner=eden": 10,
+    "rht:inner=(eden:bits=2),memory=residual": 14, "rht:inner=(rht:inner=fp8)": 9, "rht:inner=topk": 17,
+    "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14,
+    "topk:memory=dgc,clip=1": 18, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
+    "strom:quanta=9": 13, "strom:relative=false": 12,
     "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
-    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11,
+    "efsignsgd:beta=0.5": 6, "fp8:memory=residual,gamma=2": 5, "topk:follow_lr=true": 16,
+    "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
+    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
+    "3lc:memory=none": 10, "sketchedsgd": 17,
+    "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {
-    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0), "rht:inner=drive": (27, 360),
+    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "sketch": (9, 120), "sketchedsgd": (33, 440),
-    "3lc": (15, 200),
+    "sketch": (9, 120),
     "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "inceptionn": (19, 265), "sidco:dist=gpareto": (33, 440),
-    "sketchml": (105, 1446), "strom": (13, 180), "varsparse": (24, 320),
+    "sketchml": (105, 1446), "varsparse": (24, 320),
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.
-TOLD = {"threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34)}
+TOLD = {
+    "threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34),
+    "strom:index=rice": (16, 16),
+}  # fmt: skip
 # How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
 ASKED = {
-    **dict.fromkeys((*test_counted.LAUNCHES, "qsparse:index=delta", "threshold:values=bfloat16"), 1),
+    **dict.fromkeys(
+        (
+            *test_counted.LAUNCHES,
+            "qsparse:index=delta",
+            "threshold:values=bfloat16",
+            "3lc:memory=none",
+            "strom:quanta=9",
+            "strom:relative=false",
+        ),
+        1,
+    ),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
 }
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
-    "qsparse:index=delta",
+    "qsparse:index=delta", "sketchedsgd:cols=1,p2=1",
 )  # fmt: skip
 
 

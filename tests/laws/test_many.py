@@ -49,6 +49,7 @@ LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
     "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
+    "randomk:ratio=0.3,memory=dgc,clip=0.5",
 )  # fmt: skip
 NARROW = (
     ("efsignsgd:block=32", torch.float16), ("qsgd:bits=4,bucket=32,memory=residual", torch.bfloat16),
@@ -131,9 +132,9 @@ def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, wor
     assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
 
 
-def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
+def _note(prepare: Any, seen: list[bool], *args: Any, **how: Any) -> Any:
     """Whether a bucket goes by few launches."""
-    bucket = prepare(*args)
+    bucket = prepare(*args, **how)
     seen.append(bucket is not None)
     return bucket
 
@@ -335,9 +336,8 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.triton.load_number", _words_as_numbers, *NARROW[2]),
         ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
         ("grace.kernels.many.triton.key_of", _key_of_the_first, "natural", torch.float32),
-        ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
-        ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
-        ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.tiles.triton.mark_if", _unmarked, "natural", torch.float32),
+        ("grace.kernels.tiles.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.signs.triton.encoder_at", _first_block, "onebit:group=7,tau=0.1", torch.float32),
         (
@@ -346,6 +346,7 @@ def _never(flags: Tensor, many: Many) -> None:
             "terngrad:clip=1.2,bucket=16,memory=residual",
             torch.float32,
         ),
+        ("grace.memories.many.scale_many", _never, "randomk:ratio=0.3,memory=dgc,clip=0.5", torch.float32),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),

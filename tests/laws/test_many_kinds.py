@@ -1,21 +1,24 @@
-"""More of tests/laws/test_many.py, at night: buckets of all kinds of methods, by few launches, with the bytes, means and
-memories of the CPU, one tensor after the other.
+"""More of tests/laws/test_many.py, most of it at night: buckets of all kinds of methods, by few launches, with the bytes,
+means and memories of the CPU, one tensor after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
+from grace.kernels.many import Many
 from grace.registry.policy import Policy
-from tests.laws.bucket_runs import ALL, SOME, Plans, Shapes, assert_same
-from tests.laws.test_many import LARGE, SHAPES, SMALL, SUMMED
+from tests.laws.bucket_runs import ALL, SOME, Plans, Run, Shapes, assert_same
+from tests.laws.test_many import LARGE, SHAPES, SMALL, SUMMED, outcome
 from tests.unit.kernels.triton_checks import interpreter, night
 
 __all__ = ["interpreter"]
@@ -54,7 +57,9 @@ KINDS = {
     "rht:block=16,memory=residual": SHAPES,
     "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
     "rht:inner=fp8,block=8192": TWO_PASSES,
-    "rht:inner=drive,block=16": SMALL,  # which has no kernels for many
+    "rht:inner=drive,block=16": SMALL,
+    "rht:inner=(eden:bits=2,block=32),block=16,rounds=2,memory=residual": SHAPES,
+    "rht:inner=(rht:inner=(qsgd:bits=4),block=32),block=16": SHAPES,
     "rht:inner=(topk:ratio=0.3),block=16,memory=residual": SMALL,
     "thc:block=16": SHAPES,
     "thc:block=8192,bits=3,memory=none": TWO_PASSES,
@@ -65,6 +70,7 @@ KINDS = {
     "qsparse:ratio=0.05,quant=4": LARGE,
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
     "qsparse:ratio=0.9,quant=200": SHAPES,
+    "3lc:zre=false": SMALL,
 }
 HOPPING = [spec for spec in KINDS if not spec.startswith(("signsgd", "thc")) and "comm" not in spec]
 
@@ -72,6 +78,28 @@ HOPPING = [spec for spec in KINDS if not spec.startswith(("signsgd", "thc")) and
 def in_dtypes(specs: Iterable[str], *dtypes: torch.dtype) -> list[tuple[str, torch.dtype]]:
     """Every kind in each of them; a rotation in two passes in the first."""
     return [(spec, d) for spec in specs for d in (dtypes[:1] if KINDS[spec] is TWO_PASSES else dtypes)]
+
+
+INSIDE = "rht:inner=(drive:block=8),block=16"
+
+
+def in_reference(spec: str) -> Any:
+    """As :func:`tests.laws.test_many.outcome`, of the specification, one tensor after the other."""
+    with backends.using("reference"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 1, SMALL, lambda _: False)
+        return [run.step() for _ in range(3)], run.seen
+
+
+def _unturned(storage: Tensor, many: Many, into: Many, *_: Any) -> Tensor:
+    """Nothing is rotated."""
+    return torch.ones(len(many), dtype=torch.bool)
+
+
+def test_a_rotation_inside_another_has_the_bytes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = in_reference(INSIDE)
+    assert outcome(INSIDE, True, world=1) == want
+    monkeypatch.setattr("grace.kernels.rotation.triton.rotate_many", _unturned)  # of the method inside
+    assert outcome.__wrapped__(INSIDE, True, world=1) != want
 
 
 def over(spec: str, communicator: str) -> str:

@@ -111,7 +111,7 @@ def test_words_that_are_taken_for_numbers_are_caught(monkeypatch: pytest.MonkeyP
         test_narrow_gradients_are_read_as_they_are("efsignsgd", torch.bfloat16)
 
 
-@pytest.mark.parametrize(("family", "spec"), [("levels", "qsgd:bits=4"), ("selection.tiles", "topk:ratio=0.2")])
+@pytest.mark.parametrize(("family", "spec"), [("tiles", "qsgd:bits=4"), ("selection.tiles", "topk:ratio=0.2")])
 def test_a_memory_that_is_left_out_is_caught(family: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"grace.kernels.{family}.triton.load_sum", _memory_left_out)
     with pytest.raises(AssertionError):

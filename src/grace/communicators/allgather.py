@@ -19,8 +19,7 @@ from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.flags.finite import on_host
-from grace.kernels.counted import CountedCode
-from grace.kernels.gap_lists import GapPairs
+from grace.kernels.wire_codes import WireCode
 from grace.registry.recipes import register_communicator
 
 
@@ -55,7 +54,7 @@ class Allgather(OneHop):
                 return (yield from exchange_counted(lists, code, xs, whose))
         return (yield from OneHop.exchange_all(self, xs, states, peers))
 
-    def _counted(self, like: Tensor) -> CountedCode | GapPairs | None:
+    def _counted(self, like: Tensor) -> WireCode | None:
         """The code of wires that kernels for many tensors can write and read on like's device; None: there are none."""
         if type(self) is not Allgather or on_host(like.device) or not backends.runs_triton(like.device):
             return None

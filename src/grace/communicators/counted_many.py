@@ -21,11 +21,14 @@ from grace.contract.peer import Peers
 from grace.errors import PayloadError
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
 from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
+from grace.kernels.quartic import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
+from grace.kernels.wire_codes import WireCode
 
 # For wires of each kind: where they lie, what writes them, and what adds them up.
 _FAMILIES: dict[type, tuple[Any, Any, Any]] = {
     CountedCode: (CountedPlaces, write_chosen_many, sum_counted_many),
     GapPairs: (GapPlaces, write_gap_pairs_many, sum_gap_pairs_many),
+    QuarticCode: (QuarticPlaces, write_quartic_many, sum_quartic_many),
 }
 
 
@@ -42,7 +45,7 @@ class NoPlan:
 
 
 def exchange_counted(
-    bucket: Prepared[NoPlan], code: CountedCode | GapPairs, xs: Sequence[Tensor], peers: Peers
+    bucket: Prepared[NoPlan], code: WireCode, xs: Sequence[Tensor], peers: Peers
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     chosen = bucket.compressor.choose_many_(bucket.many, bucket.stream, code)
@@ -52,7 +55,7 @@ def exchange_counted(
 
 def exchange_chosen(
     bucket: Prepared[NoPlan],
-    code: CountedCode | GapPairs,
+    code: WireCode,
     chosen: Chosen,
     xs: Sequence[Tensor],
     peers: Peers,

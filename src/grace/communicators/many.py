@@ -145,23 +145,34 @@ def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> E
 
 
 def give_back(
-    bucket: Prepared[Any], finite: Tensor, legal: Tensor, xs: Sequence[Tensor], peers: Peers
+    bucket: Prepared[Any],
+    finite: Tensor,
+    legal: Tensor,
+    xs: Sequence[Tensor],
+    peers: Peers,
+    states: Sequence[Any] | None = None,
 ) -> list[Exchanged[Any]]:
-    """The results of tensors, of any shapes, whose means are there: those that all ranks have seen ``finite [T]``, and whose
-    wires were ``legal [T]``; NaN in the place of the others.
-    """
-    return finish(refuse_illegal(legal, finite, peers.names), bucket.many, bucket.means, xs, peers)
+    """As :func:`finish`, of tensors that all ranks have seen ``finite [T]``, and whose wires were ``legal [T]``."""
+    return finish(refuse_illegal(legal, finite, peers.names), bucket.many, bucket.means, xs, peers, states)
 
 
-def finish(fine: Tensor, many: Many, means: Many | None, xs: Sequence[Tensor], peers: Peers) -> list[Exchanged[Any]]:
+def finish(
+    fine: Tensor,
+    many: Many,
+    means: Many | None,
+    xs: Sequence[Tensor],
+    peers: Peers,
+    states: Sequence[Any] | None = None,
+) -> list[Exchanged[Any]]:
     """The results of tensors, of any shapes, whose means are there, or in float32 in ``means``: those that are ``fine [T]``;
-    NaN in the place of the others.
+    NaN in the place of the others. ``states``: what follows their states, if they have any.
     """
     if means is not None:
         fine = narrow_many(fine, means, many)
     poison_many(fine, many)
-    rests: Sequence[Tensor | None] = peers.rests or [None] * len(xs)
-    return [Exchanged(x, rest, None, flag) for x, rest, flag in zip(xs, rests, fine.unbind(0), strict=True)]
+    nothing = [None] * len(xs)
+    each = zip(xs, peers.rests or nothing, states or nothing, fine.unbind(0), strict=True)
+    return [Exchanged(x, rest, state, flag) for x, rest, state, flag in each]
 
 
 def _illegal(names: Sequence[str], fine: Sequence[bool]) -> PayloadError:

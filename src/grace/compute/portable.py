@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["cosine_and_sine", "natural_log", "sum_by_halves"]
+__all__ = ["add_product", "cosine_and_sine", "natural_log", "sum_by_halves"]
 
 LOG_2, ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
@@ -32,6 +32,23 @@ def sum_by_halves(values: Tensor) -> Tensor:
         values = values[..., :half] + values[..., half : 2 * half]
         half //= 2
     return values[..., 0]
+
+
+def add_product(x: Tensor, factor: Tensor, y: Tensor) -> Tensor:
+    """``x + factor y``, float32 of any shapes that fit, rounded once: what ``add`` with ``alpha`` is where the processor fuses
+    product and sum.
+
+    A product of two float32 is exact in float64. The sum is rounded there to the odd one of the two nearest numbers, if it is
+    not exact, and then to float32; see Boldo and Melquiond, IEEE Transactions on Computers 2008.
+    """
+    product, x = factor.double() * y.double(), x.double()
+    total = product + x
+    back = total - product
+    lost = (product - (total - back)) + (x - back)
+    word = total.view(torch.int64)
+    even = ((lost > 0) | (lost < 0)) & (word & 1 == 0)
+    word = torch.where(even, torch.where((lost > 0) == (total > 0), word + 1, word - 1), word)
+    return word.view(torch.float64).float()
 
 
 def natural_log(x: Tensor) -> Tensor:

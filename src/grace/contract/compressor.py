@@ -16,10 +16,10 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, VOTES, Needs
 from grace.flags.finite import Flag, fill_unless_
-from grace.kernels.counted import Chosen, CountedCode
+from grace.kernels.counted import Chosen
 from grace.kernels.finite import all_finite, sum_finite
-from grace.kernels.gap_lists import GapPairs
 from grace.kernels.many import Many
+from grace.kernels.wire_codes import WireCode
 from grace.random import Stream
 
 
@@ -148,7 +148,7 @@ class Compressor(abc.ABC):
         raise NotImplementedError
 
     @property
-    def counted(self) -> CountedCode | GapPairs | None:
+    def counted(self) -> WireCode | None:
         """How its wires are coded if their sizes depend on the data, and :meth:`choose_many_` chooses what they say for
         as many tensors by as few launches as for one. None, the default: they do not, or it does not.
         """

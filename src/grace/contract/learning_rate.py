@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -30,6 +31,15 @@ def lr_ratio(last: Rate, lr: float | None) -> Rate:
     if isinstance(last, Tensor):
         return torch.where(last > 0, last / lr, 1.0) if lr else 1.0
     return last / lr if last and lr else 1.0
+
+
+def stack_rates(rates: Sequence[Rate], device: torch.device) -> Tensor:
+    """The learning rates of T tensors as one: float64 ``[T]`` on the device, without asking the host. :func:`lr_ratio` and
+    :func:`choose_rate` take it too.
+    """
+    kind = torch.float64
+    each = (r if isinstance(r, Tensor) else torch.full((), r, dtype=kind, device=device) for r in rates)
+    return torch.stack(tuple(each))
 
 
 def choose_rate(finite: Flag, lr: float, last: Rate) -> Rate:

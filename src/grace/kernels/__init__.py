@@ -23,6 +23,7 @@ from grace.kernels.momentum import *
 from grace.kernels.packing import *
 from grace.kernels.powers import *
 from grace.kernels.quantiles import *
+from grace.kernels.quartic import *
 from grace.kernels.rotation import *
 from grace.kernels.selection import *
 from grace.kernels.signs import *

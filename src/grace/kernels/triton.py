@@ -57,6 +57,20 @@ def load_sum(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):
 
 
 @triton.jit
+def add_product(x, factor, y):
+    """float32: ``x + factor y``, rounded once, without an instruction that fuses: see ``grace.compute.portable``."""
+    product = factor.to(tl.float64) * y.to(tl.float64)
+    x = x.to(tl.float64)
+    total = product + x
+    back = total - product
+    lost = (product - (total - back)) + (x - back)
+    word = total.to(tl.int64, bitcast=True)
+    even = ((lost > 0) | (lost < 0)) & ((word & 1) == 0)
+    word = tl.where(even, tl.where((lost > 0) == (total > 0), word + 1, word - 1), word)
+    return word.to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def word_of(x):
     """The bits of float32 numbers, int32."""
     return x.to(tl.int32, bitcast=True)
@@ -103,6 +117,13 @@ def load_float(at, inside):
     word |= tl.load(at + 2, inside, 0).to(tl.int32) << 16
     word |= tl.load(at + 3, inside, 0).to(tl.int32) << 24
     return word.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def count_at(at):
+    """The int32 of four bytes anywhere."""
+    low = tl.load(at).to(tl.int32) | (tl.load(at + 1).to(tl.int32) << 8)
+    return low | (tl.load(at + 2).to(tl.int32) << 16) | (tl.load(at + 3).to(tl.int32) << 24)
 
 
 @triton.jit
@@ -172,13 +193,18 @@ def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
+def digit_of(byte, place):
+    """int32: the digit in base 3 of each byte, int32, at its place, 0 to 4, of which 0 is the lowest."""
+    share = tl.where(place == 2, 7282, tl.where(place == 3, 2428, 810))  # of 2**16 by a power of 3, rounded up
+    share = tl.where(place == 0, 65536, tl.where(place == 1, 21846, share))
+    return ((byte * share) >> 16) % 3
+
+
+@triton.jit
 def load_digit(at, i, inside):
     """(int32: digits i of a stream in base 3, five to a byte; whether their bytes are such as a sender writes)."""
     byte = tl.load(at + i // 5, inside, 0).to(tl.int32)
-    place = i % 5
-    share = tl.where(place == 2, 7282, tl.where(place == 3, 2428, 810))  # of 2**16 by a power of 3, rounded up
-    share = tl.where(place == 0, 65536, tl.where(place == 1, 21846, share))
-    return ((byte * share) >> 16) % 3, byte <= 242
+    return digit_of(byte, i % 5), byte <= 242
 
 
 @triton.jit

@@ -100,7 +100,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         average_(p, m, self.mu, x, 1.0)
         like = replace(peers.like, lent=Lent(workspace=workspace, applied_as=xs[0].dtype))
         given, inner = bucket.give(p, xs), [state[1] for state in states]
-        outs = yield from self._feedback.exchange_all(given, inner, Peers(like, peers.names))
+        outs = yield from self._feedback.exchange_into(xs, given, inner, Peers(like, peers.names))
         (after,) = bucket.settle(stack_flags(outs, bucket.many.device), old)
         results = zip(outs, after, strict=True)
         return [Exchanged(out.mean, None, DistEFState(m, out.state), out.finite) for out, m in results]

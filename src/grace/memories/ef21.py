@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.collectives import AllReduce, Exchange, Parts, Traffic, cost
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, as_call
@@ -24,12 +24,15 @@ from grace.contract.needs import AVERAGES, LAGS, Needs
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import take_rooms
 from grace.errors import CompositionError
-from grace.flags.finite import ask_host, fill_unless_
+from grace.flags.finite import ask_host, ask_host_of_all, fill_unless_
 from grace.kernels.finite import all_finite
+from grace.kernels.many import poison_many
+from grace.kernels.staging import finite_many
 from grace.memories.base import Memory
-from grace.memories.many import put, takes_many
+from grace.memories.many import lend_nothing, put, takes_many
 from grace.memories.successors import SuccessorBucket, average_
 from grace.registry.recipes import register_memory
+from grace.wire import check_shape
 
 S = TypeVar("S")
 _SAMPLE = (64, 64)  # a shape at which a method is asked whether it is a contraction
@@ -133,13 +136,16 @@ class EF21(Memory[S], Generic[S]):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[EF21State], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[EF21State]]]:
-        """The differences of all tensors, of any shapes, as in :meth:`exchange`, once their first steps have been made."""
+        """The differences of all tensors, of any shapes, as in :meth:`exchange`, or the first steps of all."""
         bucket, kept = None, [[state.local for state in states], [state.shared for state in states]]
         kept += [] if self._follows_at_once else [[state.velocity for state in states if state.velocity is not None]]
-        if isinstance(peers, Peers) and self.batches(xs[0]) and all(state.started for state in states):
+        started = {bool(state.started) for state in states}
+        if isinstance(peers, Peers) and self.batches(xs[0]) and len(started) == 1:
             bucket = SuccessorBucket.of(xs, kept, peers)
         if bucket is None or not isinstance(peers, Peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
+        if started == {False}:
+            return (yield from self._first_of_all(bucket, kept, xs, states))
         difference, applied = bucket.successors[:2]
         torch._foreach_copy_(difference, self._targets(bucket))
         torch._foreach_sub_(difference, bucket.kept[0])
@@ -177,6 +183,37 @@ class EF21(Memory[S], Generic[S]):
         velocity = None if state.velocity is None else succeed(True, x, state.velocity, peer.lent)
         local, shared = succeed(True, x, state.local, peer.lent), succeed(True, mean, state.shared, peer.lent)
         return Exchanged(x.copy_(shared), None, EF21State(local, shared, velocity, 1, state.inner))
+
+    def _first_of_all(
+        self,
+        bucket: SuccessorBucket,
+        kept: Sequence[Sequence[Tensor]],
+        xs: Sequence[Tensor],
+        states: Sequence[EF21State],
+    ) -> Exchange[list[Exchanged[EF21State]]]:
+        """As :meth:`_first`, of all tensors of a bucket: one question to the host."""
+        workspace, sizes, numbers = bucket.lent.workspace, bucket.many.sizes, bucket.numbers
+        assert workspace is not None
+        message = workspace.take(sum(sizes), torch.float32, bucket.many.device)
+        locals_, shared, *velocity = bucket.successors
+        for copies in (locals_, *velocity, message[None].split_with_sizes(sizes, dim=1)):
+            torch._foreach_copy_(list(copies), numbers)
+        answer = yield AllReduce(message, donate=True, parts=Parts(tuple(range(len(xs))), sizes))
+        check_shape("sum", answer, message.shape)
+        torch._foreach_copy_(numbers, list(answer[None].split_with_sizes(sizes, dim=1)))
+        torch._foreach_copy_(shared, numbers)
+        finite = finite_many(torch.ones(len(xs), dtype=torch.bool, device=message.device), bucket.rooms)
+        fine = ask_host_of_all(finite.unbind(0))  # what the next step sends depends on it; once in a run
+        if bucket.narrow:
+            torch._foreach_copy_(list(bucket.many.xs), numbers)
+        poison_many(finite, bucket.many)
+        after = bucket.settle(finite, kept, drops=False)
+        velocities: Sequence[Tensor | None] = after[2] if velocity else [None] * len(xs)
+        news = zip(bucket.means(xs), after[0], after[1], velocities, states, fine, strict=True)
+        return [
+            Exchanged(mean, None, EF21State(h, mean_h, v, int(good), state.inner), good)
+            for mean, h, mean_h, v, state, good in news
+        ]
 
     def kinds(self, state: EF21State) -> Any:
         """H is the same on all workers, yet a new one cannot take it over: its h must match, as after a dense first step."""
@@ -244,13 +281,12 @@ class EF21M(EF21[S], Generic[S]):
 
 def _lend_nothing(given: Sequence[Tensor], peers: Peers) -> tuple[list[Tensor], Peers]:
     """Room for the rests of these float32 tensors, of any shapes, ``[1, n]`` each; and who exchanges them, to whom it is lent
-    with memories to add that are -0 throughout, which leaves every number as it is, 0 and -0 too.
+    with memories to add that change no number.
     """
-    workspace, device, sizes = peers.like.lent.workspace, given[0].device, [x.numel() for x in given]
+    workspace = peers.like.lent.workspace
     assert workspace is not None
-    nothing = workspace.take(max(sizes), torch.float32, device).fill_(-0.0)
-    rests = take_rooms(workspace, sizes, device)
-    memories = [nothing[:n].view(x.shape) for n, x in zip(sizes, given, strict=True)]
+    rests = take_rooms(workspace, [x.numel() for x in given], given[0].device)
+    memories = lend_nothing(given, workspace)
     like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
     places = [rest.view(x.shape) for rest, x in zip(rests, given, strict=True)]
     return rests, Peers(like, peers.names, memories, places, given)

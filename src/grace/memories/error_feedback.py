@@ -13,7 +13,7 @@ from grace.collectives import Exchange, Traffic
 from grace.compute import backends
 from grace.compute.launching import READ
 from grace.contract.knobs import Positive, Share, as_call
-from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
+from grace.contract.learning_rate import Rate, choose_rate, lr_ratio, stack_rates
 from grace.contract.lent import Lent
 from grace.contract.loan import narrow, reads_narrow
 from grace.contract.method import Exchanged, Method
@@ -25,7 +25,17 @@ from grace.kernels.finite import sum_finite
 from grace.kernels.finite.many import Sums
 from grace.kernels.noting import possible
 from grace.memories.base import Memory, Verb, drop_overflow_
-from grace.memories.many import add_many_, narrow_many_, rooms_like, settle_many_, takes_many
+from grace.memories.many import (
+    add_many_,
+    lend_nothing,
+    narrow_many_,
+    rooms_like,
+    settle_many_,
+    stack_flags,
+    takes_many,
+    weigh_,
+    weigh_many_,
+)
 from grace.memories.turns import find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
@@ -103,6 +113,8 @@ class ErrorFeedback(Memory[S]):
         elif plain and whole and x.device.type == "cpu":
             p = rest
             sum_finite(x, memory, rest)  # faster than torch.add; whoever uses p looks for inf and NaN
+        elif isinstance(weight, Tensor) and memory.dtype is torch.float32:
+            p = weigh_(rest, x, self.gamma, weight.float(), memory)
         elif isinstance(weight, Tensor):
             p = torch.mul(memory, weight, out=rest).add_(x, alpha=self.gamma)
         elif self.gamma == 1:
@@ -125,16 +137,23 @@ class ErrorFeedback(Memory[S]):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is ErrorFeedback  # a subclass may exchange otherwise
-        same = self.beta == self.gamma == 1 and not self.follow_lr
-        if not self.method.adds_memory and takes_many(like.device) and like.dtype in READ:
+        weighs = self._adds_as_is or (takes_many(like.device) and like.dtype in READ)
+        if not (self.method.adds_memory and self._adds_as_is) and takes_many(like.device) and like.dtype in READ:
             like = like.new_empty(0, dtype=torch.float32)  # as what the method inside exchanges is
-        return exact and same and self.method.batches(like)
+        return exact and weighs and self.method.batches(like)
+
+    @property
+    def _adds_as_is(self) -> bool:
+        """Whether memories and gradients are added without factors."""
+        return self.beta == self.gamma == 1 and not self.follow_lr
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """The memories of all tensors are added as in :meth:`exchange`: by the method inside, or here by one call."""
         adds, narrow = self.method.adds_memory, False
+        if not self._adds_as_is:
+            return (yield from self.exchange_into(xs, xs, states, peers))
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         on_host = not adds and possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)
@@ -167,21 +186,12 @@ class ErrorFeedback(Memory[S]):
         forget(peers.names, workspace)
         if narrow:
             narrow_many_(outs, xs, rests, workspace)
-        results, free = [], []
-        settled = settle_many_(outs, memories, rests, workspace)
-        for out, memory, rest in zip(outs, memories, rests, strict=True):
-            finite = out.finite
-            if settled:
-                memory, rest = rest, memory
-            elif finite is not False:
-                assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
-                if out.rest is not rest and out.rest.data_ptr() != rest.data_ptr():
-                    rest.copy_(out.rest)
-                memory, rest = choose_(finite, rest, memory), memory
-            if not settled:
-                drop_overflow_(finite, memory)
-            results.append(Exchanged(out.mean, None, FeedbackState(memory, out.state), finite))
-            free.append(FeedbackState(rest, out.state))
+        afters, spent = _settle(outs, memories, rests, workspace)
+        results = [
+            Exchanged(out.mean, None, FeedbackState(memory, out.state), out.finite)
+            for out, memory in zip(outs, afters, strict=True)
+        ]
+        free = [FeedbackState(rest, out.state) for out, rest in zip(outs, spent, strict=True)]
         if may_keep(free, workspace):
             assert workspace is not None
             keep(peers.names, [out.state for out in results], free, workspace)
@@ -189,6 +199,54 @@ class ErrorFeedback(Memory[S]):
             for rest, _ in free:
                 lent.give_back(rest)
         return results
+
+    def exchange_into(
+        self, targets: Sequence[Tensor], xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """As :meth:`exchange_all`, on an accelerator: with factors, and with means that are rounded to ``targets``: xs, or
+        where these are float32 tensors of their shapes, of the dtype that means are applied as.
+        """
+        if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers, targets):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        lent, device, memories = peers.like.lent, xs[0].device, [state[0] for state in states]
+        workspace, adds = lent.workspace, self.method.adds_memory
+        if workspace is None or not takes_many(device) or not all(map(_fits, memories, xs)):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        lr, lasts = None, None
+        if self.follow_lr:
+            lr, lasts = peers.like.lr, stack_rates([state.lr for state in states], device)
+        rests = [lent.borrow_successor(memory) for memory in memories]
+        rooms = xs if xs[0].dtype is torch.float32 else rooms_like(xs, workspace)  # where means come to
+        given, added = rooms if adds else rests, memories
+        if not self._adds_as_is:
+            ratio = 1.0 if lasts is None else lr_ratio(lasts, lr)
+            weights = torch.full((len(xs),), self.beta, dtype=torch.float64, device=device).mul_(ratio).float()
+            ready = weigh_many_(xs, memories, given, weights, self.gamma, workspace)
+            added = lend_nothing(given, workspace)
+        else:
+            ready = adds or add_many_(xs, memories, rests, workspace)
+        if not ready:
+            for rest in rests:
+                lent.give_back(rest)
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        like = replace(peers.like, lr=lr, lent=Lent(keep_rest=not adds, workspace=workspace))
+        lending = Peers(like, peers.names, added, rests, rooms) if adds else Peers(like, peers.names, spares=rooms)
+        outs = yield from self.method.exchange_all(given, [state[1] for state in states], lending)
+        if targets[0].dtype is not torch.float32:
+            narrow_many_(outs, targets, rests, workspace)
+        if lr == 0:  # nothing was applied
+            torch._foreach_copy_(rests, memories)
+            outs = [replace(out, rest=rest) for out, rest in zip(outs, rests, strict=True)]
+        afters, spent = _settle(outs, memories, rests, workspace)
+        for old in spent:
+            lent.give_back(old)
+        if lasts is None:
+            news: Sequence[Any] = [FeedbackState(memory, out.state) for memory, out in zip(afters, outs, strict=True)]
+        else:
+            rates = torch.as_tensor(choose_rate(stack_flags(outs, device), lr, lasts) if lr else lasts)
+            both = zip(afters, outs, rates.unbind(0), strict=True)
+            news = [FollowingState(memory, out.state, last) for memory, out, last in both]
+        return [Exchanged(out.mean, None, new, out.finite) for out, new in zip(outs, news, strict=True)]
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
@@ -222,13 +280,35 @@ def _add(
     sums.run(*([one.data_ptr() for one in each] for each in (xs, memories, rests)))
 
 
+def _settle(
+    outs: Sequence[Exchanged[Any]], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(what is owed after the step, what is free), for each tensor: the rest and the memory, or the memory and the rest."""
+    if settle_many_(outs, memories, rests, workspace):
+        return list(rests), list(memories)
+    afters, spent = [], []
+    for out, memory, rest in zip(outs, memories, rests, strict=True):
+        finite = out.finite
+        if finite is not False:
+            assert out.rest is not None, "the rest was to be kept"
+            if out.rest is not rest and out.rest.data_ptr() != rest.data_ptr():
+                rest.copy_(out.rest)
+            memory, rest = choose_(finite, rest, memory), memory
+        drop_overflow_(finite, memory)
+        afters.append(memory)
+        spent.append(rest)
+    return afters, spent
+
+
 def _fits(memory: Tensor, x: Tensor) -> bool:
     """Whether a memory can be added to x number by number."""
     return memory.shape == x.shape and memory.dtype is torch.float32 and memory.is_contiguous()
 
 
-def _are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether a method can add the memories to xs where they are, and the means are applied as they come."""
+def _are_plain(xs: Sequence[Tensor], peers: Peers, targets: Sequence[Tensor] | None = None) -> bool:
+    """Whether a method can add the memories to xs where they are, and means are applied as they come, or as targets."""
     dtype = xs[0].dtype
-    alike = peers.like.lent.applied_as in (None, dtype) and all(x.dtype is dtype and x.is_contiguous() for x in xs)
+    applied = dtype if targets is None else targets[0].dtype
+    known = peers.like.lent.applied_as in (None, applied) and all(x.is_contiguous() for x in targets or ())
+    alike = known and all(x.dtype is dtype and x.is_contiguous() for x in xs)
     return alike and (dtype is torch.float32 or all(map(reads_narrow, xs)))

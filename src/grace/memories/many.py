@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from grace.compute import backends
+from grace.compute.portable import add_product
 from grace.contract.loan import narrow
 from grace.contract.method import Exchanged
 from grace.contract.together import side_by_side
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.finite import Flag, on_host
 from grace.kernels.many import Many, poison_many, settle_many
-from grace.kernels.staging import narrow_many, sum_many
+from grace.kernels.staging import narrow_many, scale_many, sum_many, weigh_many
+
+_PIECE = 1 << 22  # numbers that plain torch weighs at a time: it needs 48 bytes for each
 
 
 def takes_many(device: torch.device) -> bool:
@@ -56,6 +59,58 @@ def add_many_(
     if many is None:
         return False
     sum_many(many.like, many)
+    return True
+
+
+def weigh_many_(
+    xs: Sequence[Tensor],
+    memories: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    weights: Tensor,
+    share: float,
+    workspace: Workspace | None,
+) -> bool:
+    """Sets each of ``outs``, float32, to ``share`` x plus its weight, of ``[T]`` float32, times the memory: as
+    :func:`weigh_`, by one launch. All are of one shape and contiguous; outs may be xs.
+
+    Returns:
+        False if there is no kernel for that here: nothing has changed then.
+    """
+    many = _point(weigh_many_, xs, memories, outs, workspace)
+    if many is None:
+        return False
+    weigh_many(weights, share, many)
+    return True
+
+
+def weigh_(out: Tensor, x: Tensor, share: float, weight: Tensor, memory: Tensor) -> Tensor:
+    """Sets ``out`` to ``share`` x plus ``weight``, 0-d float32, times the memory, all of one shape; with the bits of
+    ``torch.add(share * x, memory, alpha=weight)`` on the CPU.
+    """
+    to, g, e = out.view(-1), x.reshape(-1), memory.reshape(-1)
+    for begin in range(0, len(to), _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        to[piece].copy_(add_product(g[piece] * share, weight, e[piece]))
+    return out
+
+
+def lend_nothing(given: Sequence[Tensor], workspace: Workspace) -> list[Tensor]:
+    """Memories for these tensors, of their shapes, that leave every number to which they are added as it is, 0 and -0 too."""
+    sizes = [x.numel() for x in given]
+    nothing = workspace.take(max(sizes), torch.float32, given[0].device).fill_(-0.0)
+    return [nothing[:n].view(x.shape) for n, x in zip(sizes, given, strict=True)]
+
+
+def scale_many_(xs: Sequence[Tensor], factors: Tensor, workspace: Workspace | None) -> bool:
+    """Multiplies each tensor, contiguous, by its factor of ``[T]`` float64: one launch.
+
+    Returns:
+        False if there is no kernel for that here: nothing has changed then.
+    """
+    many = _point(scale_many_, xs, None, None, workspace)
+    if many is None:
+        return False
+    scale_many(factors, many)
     return True
 
 

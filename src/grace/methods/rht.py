@@ -102,7 +102,10 @@ class RHT(Compressor):
     @property
     def handles_many(self) -> bool:  # type: ignore[override]  # here it depends on a knob
         inner = self.quantizer
-        return inner.handles_many and not (inner.takes_work or inner.summable) and inner.randomness == "private"
+        shares = (
+            inner.randomness == "shared" and not inner.takes_work
+        )  # what it draws is not said by a table of our streams
+        return inner.handles_many and not (inner.summable or shares)
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         y, inner = many.work, self.quantizer

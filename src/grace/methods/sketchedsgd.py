@@ -5,7 +5,7 @@ Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,17 +15,19 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import meta_tensor, sum_costs
+from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Odd, Share
-from grace.contract.loan import narrow
+from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import InputError
-from grace.flags.finite import Flag, and_, fill_unless_
+from grace.flags.finite import Flag, and_, on_host
 from grace.kernels import PRIME, select_topk
 from grace.kernels.finite import all_finite
 from grace.methods.common.count_sketch import CountSketch
 from grace.methods.common.counts import count_kept
+from grace.methods.common.sketch_bucket import SketchBucket, Sketching, exchange_sketches, prepare_sketches
 from grace.registry import register
 
 
@@ -69,38 +71,67 @@ class SketchedSGD(Method[None]):
     def with_memory(self) -> Method[Any]:
         return self
 
+    @property
+    def adds_memory(self) -> bool:
+        return True
+
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         n = x.numel()
         if n == 0:
             return Exchanged(x, x if peer.lent.keep_rest else None, None)
         if n >= PRIME:
             raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
+        if (bucket := self._prepare([x], [peer])) is not None:
+            return (yield from exchange_sketches(bucket, [x], [peer]))[0]
         finite: Flag = True
-        flat, room = x.reshape(-1), peer.lent.scratch(n, x)
+        loan = Loan(x, peer)
+        flat, room = loan.numbers, peer.lent.scratch(n, x)
+        if loan.memory is not None:
+            flat = torch.add(loan.numbers, loan.memory, out=loan.work)
         cells, candidates = self._sizes(n)
         if cells:
             sketch = Allreduce(CountSketch(self.rows, cells // self.rows))
-            plain = peer.lending(keep_rest=False, spare=None)
+            plain = peer.lending(keep_rest=False, memory=None, rest=None, spare=None)
             estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
             finite = estimate.finite
             if finite is False:
-                return Exchanged.poisoned(x, None)
+                return loan.poison(None)
             index = select_topk(estimate.mean[None], candidates)[0]  # [p2 k], the same on all ranks
         else:
             index = torch.arange(n, device=x.device)
-        values = flat[index].float()
+        values = flat[index]
         exact = yield AllReduce(values)
         finite = and_(finite, all_finite(exact))
         if finite is False:
-            return Exchanged.poisoned(x, None)
+            return loan.poison(None)
         top = select_topk(exact[None], count_kept(self.ratio, n))[0]  # [k]
-        rest = None
         if peer.lent.keep_rest:
             flat[index[top]] -= values[top]
-            rest = flat.view(x.shape)
         mean = room.zero_().index_copy_(0, index[top], exact[top])
-        mean, finite = narrow(fill_unless_(finite, mean, math.nan), x.dtype, finite)
-        return Exchanged(mean.view(x.shape), rest, None, finite)
+        return loan.give_back(mean, None, finite)
+
+    def batches(self, like: Tensor) -> bool:
+        return not on_host(like.device) and backends.runs_triton(like.device)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[None]]]:
+        """On an accelerator the tensors, of any shapes, go by as many launches as one of them takes."""
+        if (bucket := self._prepare(xs, peers)) is not None:
+            return (yield from exchange_sketches(bucket, xs, list(peers)))
+        return (yield from Method.exchange_all(self, xs, states, peers))
+
+    def _prepare(self, xs: Sequence[Tensor], peers: Sequence[Peer]) -> SketchBucket | None:
+        """The tensors, of any shapes, as a bucket, if kernels for many tensors can take them."""
+        if not peers or not self.batches(xs[0]):
+            return None
+        return prepare_sketches(
+            CountSketch.__name__, self.rows, [self._way(x.numel()) for x in xs], xs, Peers.of(peers)
+        )
+
+    def _way(self, n: int) -> Sketching:
+        cells, candidates = self._sizes(n)
+        return Sketching(cells // self.rows if cells else None, candidates, count_kept(self.ratio, n))
 
     def _sizes(self, n: int) -> tuple[int, int]:
         """How many numbers the sketch has, and how many candidates; 0 and n where that is not less than n."""

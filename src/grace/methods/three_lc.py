@@ -1,24 +1,20 @@
-"""3LC: lightweight and effective traffic compression (Lim, Andersen and Kaminsky, MLSys 2019).
-
-Letters: n numbers; L = ceil(n/5) bytes of five digits each; a digit is 0, 1 or 2, for -1, 0 and 1.
-"""
+"""3LC: lightweight and effective traffic compression (Lim, Andersen and Kaminsky, MLSys 2019)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range
-from grace.errors import PayloadError
-from grace.flags.refusals import refuse_unless
-from grace.kernels import add_scaled_, block_divide, packed_trits_bytes
-from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
+from grace.kernels import packed_trits_bytes
+from grace.kernels.counted import Chosen
+from grace.kernels.many import Many
+from grace.kernels.quartic import QuarticCode, choose_quartic_many, encode_ternary_many, sum_ternary_many
+from grace.kernels.quartic.codes import add_ternary, write_ternary
 from grace.random import Stream
 from grace.registry import register
 
@@ -58,39 +54,32 @@ class ThreeLC(Compressor):
         """Only runs make the size depend on the data."""
         return self.zre
 
+    @property
+    def handles_many(self) -> bool:  # type: ignore[override]
+        """Of wires of a fixed size; of others :attr:`counted` says so."""
+        return not self.zre
+
+    @property
+    def counted(self) -> QuarticCode | None:
+        return QuarticCode(self.s) if self.zre else None
+
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        top = rows.abs().amax(dim=1, keepdim=True).mul_(self.s).clamp_max_(torch.finfo(torch.float32).max)
-        scale, share = block_divide(rows, top, rows.shape[1])  # [b, 1], [b, n]
-        bytes_ = pack_quartic(share.round_().add_(1))
-        if self.zre:
-            encoded = []
-            for one, scale_one in zip(bytes_, scale[:, None], strict=True):
-                short = shorten_runs(one)
-                count = torch.tensor([[short.numel()]], dtype=torch.int32, device=rows.device)
-                encoded.append(wires.join(scale_one, count, short[None])[0])
-            wire = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True)
-        else:
-            wire = wires.join(scale, bytes_)
+        wire = write_ternary(rows, self.s, zre=self.zre)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n = out.shape[1]
-        L = packed_trits_bytes(n)
-        for part, row in zip(wire[:, None], out[:, None], strict=True):
-            head = [("scale", torch.float32, 1)]
-            if self.zre:
-                head.append(("count", torch.int32, 1))
-                count = int(wires.split(part, head, slack=True)[1])
-                wires.check_index("count", torch.tensor(count), L + 1)
-                top, _, short = wires.split(part, [*head, ("digits", torch.uint8, count)], slack=True)
-                packed = lengthen_runs(short[0], L)[None]
-            else:
-                top, packed = wires.split(part, [*head, ("digits", torch.uint8, L)])
-                refuse_unless((packed <= 242).all(), lambda: PayloadError("field 'digits' must be in [0, 242]"))
-            value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.check_scale("scale", top))
-            add_scaled_(row, value, scale)
+        add_ternary(wire, out, scale, zre=self.zre)
+
+    def choose_many_(self, many: Many, rng: Stream, code: QuarticCode) -> Chosen:
+        return choose_quartic_many(many.like, many, code)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_ternary_many(message, many, self.s)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        return sum_ternary_many(rows, many, scale)
 
     def facts(self, n: int) -> Facts:
         payload = None if self.zre else 4 + packed_trits_bytes(n)

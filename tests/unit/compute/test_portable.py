@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 
-from grace.kernels import add_scaled_, cosine_and_sine, natural_log, sum_by_halves
+from grace.kernels import add_product, add_scaled_, cosine_and_sine, natural_log, sum_by_halves
 
 
 def rand(*shape: int, seed: int) -> torch.Tensor:
@@ -26,6 +27,41 @@ def test_a_scaled_sum_of_what_is_not_contiguous():
     out, x = rand(5, 4, seed=1).mT, rand(4, 5, seed=2)
     expected = out + x * 0.3
     assert torch.equal(add_scaled_(out, x, 0.3), expected)
+
+
+def nearest(exact: Fraction) -> float:
+    """The nearest float32, of two the even one."""
+    power = 2**-149 if exact == 0 else max(-149, math.frexp(float(exact))[1] - 24)
+    unit = Fraction(2) ** power
+    return float(round(exact / unit) * unit)
+
+
+def test_a_product_that_is_added_is_rounded_once():
+    tiny = 2.0**-23
+    numbers = [
+        1 + tiny,
+        1 - tiny,
+        -1 - tiny,
+        2.0**-24 * (1 + tiny),
+        2.0**-24,
+        1e-41,
+        -3e-45,
+        0.0,
+        1 / 3,
+        3e4,
+        2.0**-140,
+    ]
+    x, y = torch.meshgrid(torch.tensor(numbers), torch.tensor(numbers), indexing="ij")
+    factor, wide = rand(*x.shape, seed=1), (rand(3, 999, seed=2), rand(3, 999, seed=3))
+    factor[:, :4] = torch.tensor([2.0**-24 * (1 + tiny), 1 + tiny, 1.0, -1.0])
+    expected = [nearest(Fraction(a) + Fraction(f) * Fraction(b)) for a, f, b in zip(
+        *(z.flatten().double().tolist() for z in (x, factor, y)), strict=True
+    )]  # fmt: skip
+    assert add_product(x, factor, y).flatten().tolist() == expected
+    assert add_product(
+        torch.tensor([math.inf, -math.inf, 3e38, math.nan]), torch.tensor(3.0), torch.tensor(2e38)
+    ).tolist()[:3] == [math.inf, -math.inf, math.inf]
+    assert not torch.equal(add_product(wide[0], torch.tensor(0.3), wide[1]), wide[0] + 0.3 * wide[1])
 
 
 @pytest.mark.parametrize(("values", "expected"), [([], 0), ([3], 3), ([1, 2, 4], 7), ([1, 2, 3, 4, 5], 15)])

@@ -379,10 +379,10 @@ def _signs() -> None:
 
 # module, what is replaced in it, by what, and the test above that fails then
 MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
-    ("levels", "load_sum", _memory_left_out, _codes(QSGD(bits=4))),
+    ("tiles", "load_sum", _memory_left_out, _codes(QSGD(bits=4))),
     ("levels", "lanes_of_tile", _lanes_of_the_next, _codes(QSGD(bits=4))),
     ("levels", "lanes_at", _lanes_of_the_next_one, _codes(QSGD(levels=1))),
-    ("levels", "mark_if", _never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
+    ("tiles", "mark_if", _never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
     ("levels", "store_codes", _without_the_last_byte, _codes(QSGD(bits=16))),
     ("levels", "tops_of_blocks", _across_blocks, _codes(QSGD(bits=4, bucket=64))),
     ("levels", "spread", _blocks_in_turns, _codes(QSGD(bits=4, bucket=64))),
@@ -391,8 +391,6 @@ MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
     ("powers", "store_codes", _without_the_last_byte, _codes(Natural(bits=9))),
     ("powers", "lanes_of_tile", _lanes_of_the_next, _codes(Natural())),
     ("powers", "mark_if", _never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),
-    ("codebook", "load_sum", _memory_left_out, _codes(U8bit())),
-    ("signs", "load_sum", _memory_left_out, _signs),
     ("signs", "negated", _from_zero, _signs),
     ("finite", "mark_if", _never, lambda: test_finiteness(torch.inf, torch.float32)),
 ]

@@ -44,7 +44,7 @@ CASES = (
 AT_NIGHT = (
     EF21,
     "topk:ratio=0.1,memory=ef21m",
-    "thc:block=16,memory=ef21",
+    "u8bit:block=16,memory=ef21",
     "efsignsgd:memory=distef",
     SIGNUM,
     "signum:zero=abstain",
@@ -79,7 +79,34 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkey
 
     monkeypatch.setattr(SuccessorBucket, "settle", look)
     assert outcome.__wrapped__(spec, dtype, "triton", True) == outcome(spec, dtype, "reference", False)
-    assert sizes == [len(MIXED)] * (3 if "ef21" in spec else 4), "in four steps, of which the first may be dense"
+    assert sizes == [len(MIXED)] * 4, "of four steps"
+
+
+class InfAtOnce(Run):
+    """The first step is the one that is not finite, and leaves one tensor behind."""
+
+    def _give(self, rank: int, step: int) -> dict[str, Tensor]:
+        return super()._give(rank, step + 2)
+
+
+@pytest.mark.parametrize(("spec", "dtype"), CASES[:2])
+def test_first_steps_that_are_not_finite(spec: str, dtype: torch.dtype) -> None:
+    run = (spec, dtype, "reference", False, MIXED, InfAtOnce, 2)
+    assert outcome(*run[:2], "triton", True, *run[4:]) == outcome(*run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_launches_of_first_steps_do_not_grow(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are finite, poison, and states: see docs/concepts/gpu.md."""
+    count = list[str]()
+    monkeypatch.setattr(
+        "triton.runtime.interpreter.GridExecutor.__call__", lambda self, *_, **__: count.append(self.fn.__name__)
+    )
+    with backends.using("triton"), cpu_as_accelerator():
+        for T in (2, 5):
+            count.clear()
+            Run(Policy([("*", EF21)]), 1, ((2, 3),) * T, lambda _: True, dtype).step()
+            assert count == ["_look", "_poison", "_settle"]
 
 
 def test_an_empty_tensor_among_them() -> None:
@@ -123,6 +150,8 @@ MUTANTS = (
     ("grace.memories.successors.poison_many", "none:memory=momentum,beta=0.7", torch.bfloat16, Run),
     ("grace.memories.momentum.finite_many", "none:memory=momentum,beta=0.7", torch.float32, Run),
     ("torch._foreach_sub_", EF21, torch.float32, Run),
+    ("grace.memories.ef21.poison_many", EF21, torch.float32, InfAtOnce),
+    ("grace.memories.ef21.finite_many", EF21, torch.float32, InfAtOnce),
     ("grace.memories.ef21.average_", "none:memory=ef21m", torch.float32, Run),
     ("grace.memories.distef.average_", "none:memory=distef", torch.float32, Run),
     ("grace.memories.momentum.average_", SIGNUM, torch.float32, Run),

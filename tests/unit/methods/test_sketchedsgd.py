@@ -11,7 +11,6 @@ from grace.contract.lent import Lent
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.kernels import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
-from grace.methods.common import count_sketch
 from grace.methods.common.count_sketch import CountSketch
 from grace.methods.sketchedsgd import SketchedSGD
 from grace.run.simulate import simulate
@@ -31,7 +30,7 @@ def test_sketch_of_the_specification():
 
 
 def test_vector_of_the_specification(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(count_sketch, "sketch_hashes", lambda *_: iter([(slice(0, 4), CELLS, SIGNS)]))
+    monkeypatch.setattr("grace.kernels.hashing.reference.sketch_hashes", lambda *_: iter([(slice(0, 4), CELLS, SIGNS)]))
     method = SketchedSGD(ratio=0.25, rows=1, cols=2, p2=2)
     (out,), _ = steps(method, [[VECTOR]], keep_rest=True)
     assert out.mean.tolist() == [0.0, 10.0, 0.0, 0.0]

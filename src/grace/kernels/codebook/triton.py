@@ -19,8 +19,16 @@ from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
 from grace.kernels.many.triton import adder_at, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
-from grace.kernels.tiles.triton import fields_of_blocks, left_of, of_blocks, spread, store_fields, tops_of_blocks
-from grace.kernels.triton import load_sum, load_tile, magnitude, mark_if, negated, store_tile
+from grace.kernels.tiles.triton import (
+    fields_of_blocks,
+    left_of,
+    of_blocks,
+    spread,
+    store_fields,
+    sum_of_tile,
+    tops_of_blocks,
+)
+from grace.kernels.triton import load_tile, magnitude, mark_if, negated, store_tile
 
 
 @triton.jit(do_not_specialize=["n", "step"])
@@ -34,11 +42,8 @@ def _encode(
     _task, tile, x, e, rest, start, n, base, bad, head, nb, _key0, _key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    first, lane = tile * TILE, tl.arange(0, TILE)
-    left = left_of(n, first, TILE)
-    inside, full, begin = lane < left, left == TILE, start + first
-    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
-    mark_if(bad, magnitude(p) >= 0x7F800000)
+    lane = tl.arange(0, TILE)
+    first, begin, inside, full, p = sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY, TILE)
     if FINDS:
         top = tops_of_blocks(magnitude(p), block, TILE).to(tl.float32, bitcast=True)
     else:

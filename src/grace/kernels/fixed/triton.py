@@ -26,9 +26,10 @@ from grace.kernels.tiles.triton import (
     of_blocks,
     spread,
     store_fields,
+    sum_of_tile,
     tops_of_blocks,
 )
-from grace.kernels.triton import load_sum, magnitude, mark_if, round_half_even, store_codes, store_tile
+from grace.kernels.triton import magnitude, mark_if, round_half_even, store_codes, store_tile
 from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
@@ -51,12 +52,8 @@ def _encode(
     if MANY:
         shrink = tl.load(shrink + task)
     SPAN: tl.constexpr = G * 8
-    first = tile * SPAN
-    lane, _counts = lanes_of(G, 8)
-    left = left_of(n, first, SPAN)
-    inside, full, begin = lane < left, left == SPAN, start + first
-    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
-    mark_if(bad, magnitude(p) >= 0x7F800000)
+    lane = lanes_of(G, 8)
+    first, begin, inside, full, p = sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY, SPAN)
     if FINDS:
         top = tops_of_blocks(magnitude(p), block, SPAN).to(tl.float32, bitcast=True)
     else:

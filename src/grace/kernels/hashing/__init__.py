@@ -1,6 +1,6 @@
 """Hash functions and the count sketch.
 
-Letters: b rows of n numbers; R hash functions; a sketch has R rows of c cells; P = 2**31 - 1.
+Letters: b rows of n numbers; R hash functions; a sketch has R rows of c cells; P = 2**31 - 1. Of a bucket: T tensors.
 """
 
 from __future__ import annotations
@@ -10,10 +10,27 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.many import Many
 
-__all__ = ["PRIME", "hash_coefficients", "polynomial_hash", "sketch_add_", "sketch_hashes", "sketch_query"]
+__all__ = [
+    "PRIME",
+    "add_sketch_",
+    "count_sketch",
+    "count_sketches_many",
+    "hash_coefficients",
+    "polynomial_hash",
+    "read_sketches_many",
+    "sketch_add_",
+    "sketch_hashes",
+    "sketch_query",
+]
 
 PRIME = (1 << 31) - 1
+
+
+def sketch_unit(n: int) -> float:
+    """What the sums of n numbers are multiplied by when they are sent: they cannot overflow, whatever the numbers are."""
+    return 2.0 ** -n.bit_length()
 
 
 @operation
@@ -41,3 +58,31 @@ def sketch_add_(sketch: Tensor, numbers: Tensor, cells: Tensor, signs: Tensor) -
 @operation
 def sketch_query(sketch: Tensor, cells: Tensor, signs: Tensor) -> Tensor:
     """``[b, m]``: the median over j of ``signs[j, i] sketch[:, j, cells[j, i]]``; for an even R the lower one."""
+
+
+@operation
+def count_sketch(numbers: Tensor, words: Tensor, rows: int, cols: int) -> Tensor:
+    """``[b, n]`` -> float32 ``[b, R c]``: their sketches, with hashes from 6 R random int32 ``words``. A cell's numbers are
+    added up in order, in float64; the sum is divided by the power of two above n.
+    """
+
+
+@operation
+def add_sketch_(out: Tensor, sketch: Tensor, words: Tensor, rows: int, scale: float) -> None:
+    """``out [b, n] += scale`` times what a sketch ``[b, R c]`` of :func:`count_sketch`, with the same words, says of each
+    number: the median of its cells, at most the largest float32.
+    """
+
+
+@operation
+def count_sketches_many(message: Tensor, many: Many, rows: int, cols: tuple[int, ...], step: int) -> None:
+    """As :func:`count_sketch` for each of T tensors, with so many columns, into its place in ``message [s]`` float32; places
+    are in bytes. The numbers are the rests, or where there are none the xs; the words are those of its stream at this step.
+    """
+
+
+@operation
+def read_sketches_many(message: Tensor, many: Many, rows: int, cols: tuple[int, ...], step: int) -> Tensor:
+    """Sets each of T tensors x, float32, to what its sketch says, which :func:`count_sketches_many` has put into
+    ``message [s]`` float32: ``[T]`` bool, which sketches are finite.
+    """

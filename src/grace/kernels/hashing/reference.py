@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from grace.kernels.hashing import PRIME
+from grace.kernels.hashing import PRIME, sketch_unit
+from grace.kernels.many import Many
+from grace.kernels.sums import add_scaled_
 
 _CHUNK = 1 << 18  # keys at a time: each takes R int64 numbers of memory
 
@@ -45,3 +48,40 @@ def sketch_add_(sketch: Tensor, numbers: Tensor, cells: Tensor, signs: Tensor) -
 def sketch_query(sketch: Tensor, cells: Tensor, signs: Tensor) -> Tensor:
     b, (rows, m) = sketch.shape[0], cells.shape
     return (sketch.gather(2, cells.expand(b, rows, m)) * signs).median(dim=1).values
+
+
+def count_sketch(numbers: Tensor, words: Tensor, rows: int, cols: int) -> Tensor:
+    b, n = numbers.shape
+    sketch = torch.zeros(b, rows, cols, dtype=torch.float64, device=numbers.device)
+    for piece, cells, signs in sketch_hashes(words, rows, n, cols):
+        sketch_add_(sketch, numbers[:, piece], cells, signs)
+    return sketch.mul_(sketch_unit(n)).float().view(b, -1)
+
+
+def add_sketch_(out: Tensor, sketch: Tensor, words: Tensor, rows: int, scale: float) -> None:
+    (b, n), largest = out.shape, torch.finfo(torch.float32).max
+    cells_of = sketch.view(b, rows, -1)
+    for piece, cells, signs in sketch_hashes(words, rows, n, cells_of.shape[2]):
+        estimate = sketch_query(cells_of, cells, signs).double().mul_(1 / sketch_unit(n)).clamp_(-largest, largest)
+        add_scaled_(out[:, piece], estimate.float(), scale)
+
+
+def count_sketches_many(message: Tensor, many: Many, rows: int, cols: tuple[int, ...], step: int) -> None:
+    for t, numbers in enumerate(many.xs if many.rests is None else many.rests):
+        words = replace(many.streams[t], step=step).words(3 * rows, many.device)
+        _place(message, many, t, rows * cols[t]).copy_(count_sketch(numbers, words, rows, cols[t])[0])
+
+
+def read_sketches_many(message: Tensor, many: Many, rows: int, cols: tuple[int, ...], step: int) -> Tensor:
+    flags = []
+    for t, x in enumerate(many.xs):
+        words = replace(many.streams[t], step=step).words(3 * rows, many.device)
+        sketch = _place(message, many, t, rows * cols[t])
+        flags.append(sketch.isfinite().all())
+        add_sketch_(x.zero_(), sketch[None], words, rows, 1.0)
+    return torch.stack(flags)
+
+
+def _place(message: Tensor, many: Many, t: int, size: int) -> Tensor:
+    begin = many.places[t] // 4
+    return message[begin : begin + size]

@@ -26,10 +26,10 @@ from grace.kernels.tiles.triton import (
     of_blocks,
     spread,
     store_fields,
+    sum_of_tile,
     tops_of_blocks,
 )
 from grace.kernels.triton import (
-    load_sum,
     magnitude,
     mark_if,
     negated,
@@ -61,12 +61,8 @@ def _quantize(
     if MANY:
         shrink = tl.load(shrink + task)
     SPAN: tl.constexpr = G * PER
-    first = tile * SPAN
-    lane, counts = lanes_of(G, PER)
-    left = left_of(n, first, SPAN)
-    inside, full, begin = counts & (lane < left), (PER == 8) & (left == SPAN), start + first
-    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
-    mark_if(bad, magnitude(p) >= 0x7F800000)
+    lane = lanes_of(G, PER)
+    first, begin, inside, full, p = sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY, SPAN)
     if FINDS:
         norm = tops_of_blocks(magnitude(p), block, SPAN).to(tl.float32, bitcast=True)
     else:

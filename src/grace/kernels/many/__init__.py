@@ -49,7 +49,7 @@ class Many:
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
         rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers.
     work: the same tensors, places and streams, but float32 xs that an encoder which asks for it may overwrite: they may be
-        the rests, or where there are none the xs. None: nobody has asked.
+        the rests, or where there are none the xs. Its own work is it itself. None: nobody has asked.
     """
 
     COLUMNS = 8  # of the table
@@ -125,6 +125,7 @@ class Many:
         """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
         if self.work is None:
             self.work = Many(self._whole_sizes, self.places, self.streams, self.device, self.rows)
+            self.work.work = self.work
         return self.work.point(xs)
 
     def shared_stream(self, t: int, salt: int) -> Stream:

@@ -24,9 +24,10 @@ from grace.kernels.tiles.triton import (
     of_blocks,
     spread,
     store_heads,
+    sum_of_tile,
     tops_of_blocks,
 )
-from grace.kernels.triton import load_sum, magnitude, mark_if, negated, store_codes, store_tile
+from grace.kernels.triton import magnitude, mark_if, negated, store_codes, store_tile
 from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
@@ -54,12 +55,8 @@ def _encode(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
     SPAN: tl.constexpr = G * 8
-    first = tile * SPAN
-    lane, _counts = lanes_of(G, 8)
-    left = left_of(n, first, SPAN)
-    inside, full, begin = lane < left, left == SPAN, start + first
-    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
-    mark_if(bad, magnitude(p) >= 0x7F800000)
+    lane = lanes_of(G, 8)
+    first, begin, inside, full, p = sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY, SPAN)
     below, codes = tl.zeros(lane.shape, tl.int32), base
     if BITS < 9:
         codes = base + nb

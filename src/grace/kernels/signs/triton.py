@@ -39,8 +39,9 @@ from grace.kernels.tiles.triton import (
     of_blocks,
     spread,
     store_fields,
+    sum_of_tile,
 )
-from grace.kernels.triton import load_sum, magnitude, mark_if, negated, store_codes, store_tile
+from grace.kernels.triton import mark_if, negated, store_codes, store_tile
 
 _TINY = torch.finfo(torch.float32).tiny
 # The rules VOTES, SIGNS and TWO_MEANS are also how many float32 fields a wire has for each block. A rule of this file is:
@@ -57,12 +58,8 @@ def _encode(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
     SPAN: tl.constexpr = G * PER
-    first = tile * SPAN
-    lane, counts = lanes_of(G, PER)
-    left = left_of(n, first, SPAN)
-    inside, full, start = counts & (lane < left), (PER == 8) & (left == SPAN), start + first
-    p = load_sum(x + start, e + start, lane, inside, HAS_MEMORY, full)
-    mark_if(bad, magnitude(p) >= 0x7F800000)
+    lane = lanes_of(G, PER)
+    first, begin, inside, full, p = sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY, SPAN)
     if RULE == 3:
         sign = tl.where(p > 0, 1, 0) - tl.where(p < 0, 1, 0)
         store_codes(base, tl.where(inside, sign + 1, 0), first, n, code_width(n, 0), 0, G)
@@ -95,7 +92,7 @@ def _encode(
             store_fields(base + 4 * nb, upper, first, lane, inside, n, block, SPAN)
             value = tl.where(up, spread(upper, first, lane, block, SPAN), spread(lower, first, lane, block, SPAN))
     if HAS_REST:
-        store_tile(rest + start + lane, p - value, inside, full)
+        store_tile(rest + begin + lane, p - value, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight", "n"])

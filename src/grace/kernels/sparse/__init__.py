@@ -97,9 +97,9 @@ def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists
 
 
 @operation
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
     """Sets the places of T tensors in ``message [s]`` float32, which are in bytes, to the numbers that lists side by side in
-    ``index [K]`` int64 name: of the rests, which are 0 there afterwards, or if there are none of the xs.
+    ``index [K]`` int64 name: of the rests, which with ``clear`` are 0 there afterwards, or if there are none of the xs.
     """
 
 

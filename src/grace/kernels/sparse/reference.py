@@ -117,12 +117,12 @@ def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists
         row[places] = part
 
 
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
     rows = _rows(many.rests or many.xs)
     places_of = index.split_with_sizes(lists.kept)
     for row, places, part in zip(rows, places_of, _parts(message, many, lists), strict=True):
         part.copy_(row[places])
-        if many.rests is not None:
+        if clear and many.rests is not None:
             row[places] = torch.zeros_like(part)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
-from grace.kernels.triton import load_number, load_sum, magnitude, mark_if
+from grace.kernels.triton import add_product, load_number, load_sum, load_tile, magnitude, mark_if, store_tile
 
 
 @triton.jit
@@ -35,6 +35,26 @@ def _sum(table, programs, like, HAS_MEMORY: tl.constexpr, EVEN: tl.constexpr, TI
     i = tile * TILE + tl.arange(0, TILE)
     total = load_sum(x, tensor_of(table, task, 1, EVEN), i, i < n, HAS_MEMORY)
     tl.store(tensor_of(table, task, 2, EVEN) + i, total, i < n)
+
+
+@triton.jit(do_not_specialize=["share"])
+def _weigh(table, programs, like, weights, share, ONCE: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    x, _start = numbers_of(table, task, like, EVEN)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    inside, full = i < n, (tile + 1) * TILE <= n
+    part = load_number(x, i, inside, full) * share
+    if like.dtype.element_ty == tl.int16:
+        part = (_bfloat16_word(part) << 16).to(tl.float32, bitcast=True)
+    else:
+        part = part.to(like.dtype.element_ty).to(tl.float32)
+    e = load_tile(tensor_of(table, task, 1, EVEN) + i, inside, full)
+    if ONCE:
+        total = add_product(part, tl.load(weights + task), e)
+    else:
+        total = part + tl.load(weights + task) * e
+    store_tile(tensor_of(table, task, 2, EVEN) + i, total, inside, full)
 
 
 @triton.jit
@@ -64,18 +84,36 @@ def _look(table, programs, marks, EVEN: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def _bfloat16_word(number):
+    """int32: the bits of the nearest bfloat16, of two the even one; those of large numbers are inf's."""
+    size = magnitude(number)
+    size = ((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF) | (number.to(tl.int32, bitcast=True) & ~0x7FFFFFFF)
+    return size >> 16
+
+
+@triton.jit
 def _store_rounded(x, i, inside, number):
     """Stores numbers as x's type, float16 or words of bfloat16, to nearest and even. float32: what they are then."""
     if x.dtype.element_ty == tl.int16:
-        size = magnitude(number)
-        size = ((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF) | (number.to(tl.int32, bitcast=True) & ~0x7FFFFFFF)
-        rounded = size.to(tl.float32, bitcast=True)
-        tl.store(x + i, (size >> 16).to(tl.int16), inside)
+        word = _bfloat16_word(number)
+        rounded = (word << 16).to(tl.float32, bitcast=True)
+        tl.store(x + i, word.to(tl.int16), inside)
     else:
         narrow = number.to(x.dtype.element_ty)
         rounded = narrow.to(tl.float32)
         tl.store(x + i, narrow, inside)
     return rounded
+
+
+@triton.jit
+def _scale(table, programs, like, factors, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    factor = tl.load(factors + task)
+    if factor != 1:
+        x, _start = numbers_of(table, task, like, EVEN)
+        _place, n = wire_of(table, task)
+        i = tile * TILE + tl.arange(0, TILE)
+        _store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
 
 
 @triton.jit
@@ -126,9 +164,19 @@ def sum_many(like: Tensor, many: Many) -> None:
            TILE=TILE)  # fmt: skip
 
 
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
+    tiles = many.tiles(TILE)
+    launch(_weigh, (len(tiles),), many.table, tiles, many.like, weights, share, ONCE=once, EVEN=many.even, TILE=TILE)
+
+
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     tiles = many.tiles(TILE)
     launch(_fetch, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+
+
+def scale_many(factors: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_scale, (len(tiles),), many.table, tiles, many.like, factors.float(), EVEN=many.even, TILE=TILE)
 
 
 def clear_many(flags: Tensor, many: Many) -> None:

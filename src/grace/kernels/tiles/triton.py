@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from grace.kernels.triton import load_code, load_digit, load_float, store_float
+from grace.kernels.triton import load_code, load_digit, load_float, load_sum, magnitude, mark_if, store_float
 
 
 @triton.jit
@@ -23,10 +23,23 @@ def left_of(n, first, SPAN: tl.constexpr):
 
 @triton.jit
 def lanes_of(G: tl.constexpr, PER: tl.constexpr):
-    """``[G, 8]`` int32: the numbers of a tile, PER in a row, 8 or 5, whose codes fill whole bytes; whether a column counts."""
-    column = tl.arange(0, 8)[None, :]
-    lane = tl.arange(0, G)[:, None] * PER + column
-    return lane, (column < PER) & (lane >= 0)
+    """``[G, 8]`` int32: the numbers of a tile, PER in a row, 8 or 5, whose codes fill whole bytes; of 5 no others count."""
+    return tl.arange(0, G)[:, None] * PER + tl.arange(0, 8)[None, :]
+
+
+@triton.jit
+def sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY: tl.constexpr, SPAN: tl.constexpr):
+    """What a program encodes: (the tile's first number in its row, and in x and e, which lanes count, whether all of them do,
+    ``x + e``). Leaves a mark if one is not finite. ``lane``: :func:`lanes_of`, or ``[SPAN]``.
+    """
+    first = tile * SPAN
+    left = left_of(n, first, SPAN)
+    begin, inside, full = start + first, lane < left, (lane.numel == SPAN) & (left == SPAN)
+    if lane.numel != SPAN:
+        inside = inside & (tl.arange(0, 8)[None, :] < 5)
+    p = load_sum(x + begin, e + begin, lane, inside, HAS_MEMORY, full)
+    mark_if(bad, magnitude(p) >= 0x7F800000)
+    return first, begin, inside, full, p
 
 
 # ---- blocks ---------------------------------------------------------------------------------------------------------

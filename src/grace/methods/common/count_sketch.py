@@ -11,7 +11,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.kernels import add_scaled_, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels import add_sketch_, count_sketch
 from grace.random import Stream
 
 
@@ -30,25 +30,14 @@ class CountSketch(Compressor):
     cols: int
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        b, n = rows.shape
-        sketch = torch.zeros(b, self.rows, self.cols, dtype=torch.float64, device=rows.device)
-        for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, rows.device), self.rows, n, self.cols):
-            sketch_add_(sketch, rows[:, piece], cells, signs)
-        wire = sketch.mul_(self._unit(n)).float().view(b, -1)
+        wire = count_sketch(rows, rng.words(3 * self.rows, rows.device), self.rows, self.cols)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        (b, n), largest = out.shape, torch.finfo(torch.float32).max
-        (cells_,) = wires.split(wire.view(torch.uint8), [("sketch", torch.float32, self.rows * self.cols)])
-        sketch = cells_.view(b, self.rows, self.cols)
-        for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, out.device), self.rows, n, self.cols):
-            estimate = sketch_query(sketch, cells, signs).double().mul_(1 / self._unit(n)).clamp_(-largest, largest)
-            add_scaled_(out[:, piece], estimate.float(), scale)
-
-    def _unit(self, n: int) -> float:
-        return 2.0 ** -n.bit_length()
+        (cells,) = wires.split(wire.view(torch.uint8), [("sketch", torch.float32, self.rows * self.cols)])
+        add_sketch_(out, cells, rng.words(3 * self.rows, out.device), self.rows, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(deterministic=False, payload=4 * self.rows * self.cols)

@@ -1,0 +1,11 @@
+"""How wires of a bucket are coded whose sizes depend on the data, in one of several ways."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from grace.kernels.counted.parts import CountedCode
+from grace.kernels.gap_lists.parts import GapPairs
+from grace.kernels.quartic.parts import QuarticCode
+
+WireCode: TypeAlias = CountedCode | GapPairs | QuarticCode

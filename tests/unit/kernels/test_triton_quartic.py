@@ -1,0 +1,221 @@
+"""Triton kernels for ternary numbers and shortened runs of zeros, in Triton's interpreter, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace.compute import backends
+from grace.errors import PayloadError
+from grace.flags.finite import cpu_as_accelerator
+from grace.kernels import (
+    Many,
+    QuarticCode,
+    QuarticPlaces,
+    choose_quartic_many,
+    encode_ternary_many,
+    sum_quartic_many,
+    sum_ternary_many,
+    write_quartic_many,
+)
+from grace.kernels.quartic.triton import _last_up_to
+from tests.unit.kernels.native_checks import offset
+from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+
+__all__ = ["interpreter"]
+
+SMALL = (5, 352, 1)
+# Of bytes in several tiles, with runs over their borders.
+LARGE = (5120, 5121, 12_003, 5119, 30_000)
+CODE = QuarticCode(1.5)
+
+
+def bucket(sizes: tuple[int, ...], rank: int, density: float) -> Many:
+    """Tensors that begin at odd places, most of whose numbers are small; the first is not finite on one rank."""
+    made, many = torch.Generator().manual_seed(rank), Many(sizes, (), (), torch.device("cpu"))
+    parts = list[list[Tensor]]()
+    for t, n in enumerate(sizes):
+        x = torch.randn(1, n, generator=made) * torch.where(torch.rand(1, n, generator=made) < density, 1.0, 0.01)
+        x[0, :3] *= 1e-38 if t == 2 else 1.0
+        parts.append([offset(part, t % 4) for part in (x, torch.randn(1, n, generator=made) / 64, torch.zeros(1, n))])
+    if rank == 1:
+        parts[0][0][0, -1] = torch.inf
+    many.point(*(list(column) for column in zip(*parts, strict=True)))
+    return many
+
+
+def messages(sizes: tuple[int, ...], density: float, W: int) -> tuple[QuarticPlaces, Tensor, list[Many], list[Tensor]]:
+    """Where the wires of W workers lie, these, the workers' tensors, and which are finite."""
+    each = [bucket(sizes, rank, density) for rank in range(W)]
+    choices = [choose_quartic_many(many.like, many, CODE) for many in each]
+    widths = [choice.widths.tolist() for choice in choices]
+    rows = torch.zeros(W, QuarticPlaces(widths, 0, sizes, CODE).size, dtype=torch.uint8)
+    for rank, row in enumerate(rows):
+        write_quartic_many(row, each[rank], CODE, choices[rank], QuarticPlaces(widths, rank, sizes, CODE))
+    return QuarticPlaces(widths, 0, sizes, CODE), rows, each, [choice.finite for choice in choices]
+
+
+def exchange(sizes: tuple[int, ...] = SMALL, density: float = 0.1, W: int = 2) -> None:
+    def draw() -> list[Tensor]:
+        with cpu_as_accelerator():
+            places, rows, each, finite = messages(sizes, density, W)
+            legal = sum_quartic_many(rows, each[0], CODE, places, 0.3)
+        assert legal.all()
+        told = zip(each, finite, strict=True)
+        rests = [rest for many, fine in told for rest, ok in zip(many.rests or (), fine, strict=True) if ok]
+        return [torch.tensor(places.widths), rows, *finite, *each[0].xs, *rests]
+
+    agree(draw, (sizes, density))
+
+
+@pytest.mark.parametrize("density", [0.1, pytest.param(0.01, marks=night)])
+def test_wires_and_their_sums(density: float) -> None:
+    exchange(density=density)
+
+
+def test_a_run_over_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.kernels.quartic.triton.TILE", 32)
+    exchange((700,), density=0.003, W=1)
+
+
+@night
+@pytest.mark.parametrize("density", [1.0, 0.1, 0.01, 0.0])
+def test_several_tiles(density: float) -> None:
+    exchange(LARGE, density, W=3)
+
+
+@night
+def test_rows_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.kernels.quartic.triton.TILE", 32)
+    for first in range(1, 350, 50):
+        exchange(tuple(range(first, first + 50, 3)), (0.3, 0.02)[first // 50 % 2], W=1)
+
+
+# ---- wires of a fixed size ------------------------------------------------------------------------------------------
+def fixed(rows: int = 2) -> None:
+    """Of tensors of several rows each."""
+
+    def draw() -> list[Tensor]:
+        sizes = (70, 3)
+        widths = [4 + -(-n // 5) for n in sizes for _ in range(rows)]
+        many = Many(sizes, [sum(widths[:k]) for k in range(len(widths))], (), torch.device("cpu"), rows)
+        made = torch.Generator().manual_seed(rows)
+        xs, memories, rests = ([torch.randn(rows, n, generator=made) for n in sizes] for _ in range(3))
+        many.point(xs, memories, rests)
+        message = torch.zeros(2, sum(widths), dtype=torch.uint8)
+        with cpu_as_accelerator():
+            finite = [encode_ternary_many(row, many, 1.25) for row in message]
+            kept = [rest.clone() for rest in rests]
+            legal = sum_ternary_many(message, many, 0.5)
+            xs[0][1, 5] = torch.nan
+            finite.append(encode_ternary_many(message[1], many, 1.25))
+            message[1, 4], message[1, -4:] = 250, 255
+            wrong = sum_ternary_many(message, many, 0.5)
+        assert finite[-1].tolist() == [False, True]
+        assert wrong.tolist() == [False, False]
+        return [message, legal, *finite, *kept]
+
+    agree(draw, rows)
+
+
+def test_wires_without_runs() -> None:
+    fixed()
+
+
+# ---- what no sender writes ------------------------------------------------------------------------------------------
+# A byte of a wire, and what it becomes: another scale, a scale that is negative; counts; a code for more bytes, and for fewer.
+DAMAGE = ((0, 7, True), (3, 0xBF, False), (4, 1, False), (7, 0x80, False), (9, 255, False), (-1, 5, True))
+
+
+def damaged() -> None:
+    """The same wires are refused as by the specification."""
+    with cpu_as_accelerator():
+        with backends.using("reference"):
+            places, rows, _, _ = messages((200, 41), 0.05, 2)
+        for at, byte, right in DAMAGE:
+            spoiled, legal = rows.clone(), dict[str, list[bool]]()
+            begin, width = places.begins[1] + 4, places.widths[1][1]
+            spoiled[1, begin + at % width] = byte
+            for backend in ("reference", "triton"):
+                with backends.using(backend):
+                    try:
+                        legal[backend] = sum_quartic_many(
+                            spoiled, bucket((200, 41), 2, 1.0), CODE, places, 1.0
+                        ).tolist()
+                    except PayloadError:
+                        legal[backend] = [True, False]
+            assert legal["triton"] == legal["reference"] == [True, right], (at, byte)
+
+
+def test_damaged_wires_are_told() -> None:
+    damaged()
+
+
+@pytest.mark.parametrize("width", [8, 18])
+def test_widths_that_no_sender_writes(width: int) -> None:
+    with pytest.raises(PayloadError, match="field 'width' of rank 1 must be in"):
+        QuarticPlaces([[11], [width]], 0, [41], CODE)
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _none_before(lasts, tile, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    return (tile - tile - 1).to(tl.int32)
+
+
+@triton.jit
+def _this_too(other, before, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return _last_up_to(other, before, TILE) + 1
+
+
+@triton.jit
+def _to_zero(y):  # type: ignore[no-untyped-def]
+    return y.to(tl.int32)
+
+
+@triton.jit
+def _lowest_first(byte, place):  # type: ignore[no-untyped-def]
+    return byte % 3
+
+
+@triton.jit
+def _no_count(at):  # type: ignore[no-untyped-def]
+    return tl.load(at).to(tl.int32) * 0 + 8
+
+
+@triton.jit
+def _never(marks, bad):  # type: ignore[no-untyped-def]
+    tl.store(marks, 0)
+
+
+def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(counts), torch.full((len(counts), len(spans)), 7, dtype=torch.int32)
+
+
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    test_a_run_over_several_tiles(monkeypatch)
+
+
+# what is replaced, by what, and a test above that fails then
+MUTANTS: list[tuple[str, Any, Any]] = [
+    ("_last_before", _none_before, tiles),
+    ("_last_up_to", _this_too, lambda _: exchange((20,), 0.1, 1)),
+    ("round_half_even", _to_zero, lambda _: exchange((20,), 0.1, 1)),
+    ("digit_of", _lowest_first, lambda _: exchange((20,), 0.1, 1)),
+    ("count_at", _no_count, lambda _: damaged()),
+    ("mark_if", _never, lambda _: fixed()),
+    ("scan", _nothing_before, lambda _: exchange((20,), 0.1, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "mutant", "test"), MUTANTS)
+def test_mutants_are_caught(name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.quartic.triton.{name}", mutant)
+    with pytest.raises(CAUGHT):
+        test(monkeypatch)
