@@ -31,6 +31,7 @@ from grace.methods.natural import Natural
 from grace.methods.onebit import OneBit
 from grace.methods.qsgd import QSGD
 from grace.methods.signsgd import SignSGD
+from grace.methods.sketch import Sketch
 from grace.methods.topk import TopK
 from grace.methods.u8bit import U8bit
 from grace.random import Stream
@@ -254,6 +255,7 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
         (LPC(bits=8), 208, 0),
         (DRIVE(block=64), 207, 0xFF),
         (TopK(ratio=0.1), 207, 0xFF),
+        (Sketch(quantiles=5), 224, 0xFF),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "triton"])

@@ -69,7 +69,11 @@ GAPS = {
 HASHED = {
     "shapes": "*i64", "cells": "*i32", "units": "*fp64", "ends": "*i64", "order": "*i64", "R": "i64", "row": "i64",
 }  # fmt: skip
+QUANTILES = {
+    "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
+}  # fmt: skip
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
+TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 # What travels: values, or codes of one of two kinds, in so many bits.
 VALUES = {"KIND": 0, "MOST": 0, "BITS": 0, "fronts": None}
@@ -234,6 +238,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.quartic._sum": (QUARTIC, [
         {"PLACED": 0, "EVEN": 1, "TILE": 1024}, {"PLACED": 1, "where": None, "digits": None, "EVEN": 1, "TILE": 1024}
     ]),
+    "kernels.tagged._tally": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._write": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._count": (TAGGED, [{"RELATIVE": relative, "TILE": 1024} for relative in (1, 0)]),
+    "kernels.tagged._sum": (TAGGED, [{"P": p, "RELATIVE": p > 6, "EVEN": 1, "TILE": 1024} for p in (10, 6)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, **said, "TILE": 1024}
@@ -254,6 +266,19 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.hashing._add": (HASHED, [{"HELD": held, "EVEN": 1, "CELLS": 128} for held in (1, 0)]),
     "kernels.hashing._read": (HASHED, [
         {"LARGEST": 3.4028234663852886e38, "EVEN": 1, "ROWS": rows, "TILE": 2048 // rows} for rows in (8, 1, 64)
+    ]),
+    "kernels.quantiles._look": (QUANTILES, [
+        {"HAS_MEMORY": has, "HAS_REST": has, "EVEN": 1, "TILE": 1024} for has in (1, 0)
+    ]),
+    "kernels.quantiles._sample": (QUANTILES, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (1, 0)]),
+    "kernels.quantiles._cut": (QUANTILES, [{"ZERO_EDGE": size > 2, "SIZE": size} for size in (16, 2, 256)]),
+    "kernels.quantiles._encode": (QUANTILES, [
+        {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
+    ]),
+    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "CHAINS": 4, "num_warps": 1} for held in (1, 0)]),
+    "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
+    "kernels.quantiles._sum": (QUANTILES, [
+        {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
     ]),
     "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
@@ -318,6 +343,7 @@ HELPERS = (
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
+    "kernels.tagged._tags",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
@@ -331,7 +357,10 @@ NARROW = {
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.hashing._add": ["like"],
+    **{f"kernels.quantiles.{name}": ["like"] for name in ("_look", "_sample", "_encode", "_add")},
     "kernels.quartic._quantize": ["like"],
+    "kernels.tagged._tally": ["like"],
+    "kernels.tagged._write": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
     "kernels.tails._tail_sums": ["like"],
