@@ -31,6 +31,7 @@ from grace.methods.natural import Natural
 from grace.methods.onebit import OneBit
 from grace.methods.qsgd import QSGD
 from grace.methods.signsgd import SignSGD
+from grace.methods.sketch import Sketch
 from grace.methods.topk import TopK
 from grace.methods.u8bit import U8bit
 from grace.random import Stream
@@ -49,6 +50,7 @@ LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
     "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
+    "randomk:ratio=0.3,memory=dgc,clip=0.5",
 )  # fmt: skip
 NARROW = (
     ("efsignsgd:block=32", torch.float16), ("qsgd:bits=4,bucket=32,memory=residual", torch.bfloat16),
@@ -131,9 +133,9 @@ def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, wor
     assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
 
 
-def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
+def _note(prepare: Any, seen: list[bool], *args: Any, **how: Any) -> Any:
     """Whether a bucket goes by few launches."""
-    bucket = prepare(*args)
+    bucket = prepare(*args, **how)
     seen.append(bucket is not None)
     return bucket
 
@@ -253,6 +255,7 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
         (LPC(bits=8), 208, 0),
         (DRIVE(block=64), 207, 0xFF),
         (TopK(ratio=0.1), 207, 0xFF),
+        (Sketch(quantiles=5), 224, 0xFF),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -345,6 +348,7 @@ def _never(flags: Tensor, many: Many) -> None:
             "terngrad:clip=1.2,bucket=16,memory=residual",
             torch.float32,
         ),
+        ("grace.memories.many.scale_many", _never, "randomk:ratio=0.3,memory=dgc,clip=0.5", torch.float32),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),

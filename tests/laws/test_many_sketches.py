@@ -18,7 +18,7 @@ from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import Run, Shapes
-from tests.laws.test_many import _nothing
+from tests.laws.test_many import SHAPES, _nothing
 from tests.laws.test_many_kinds import assert_as_on_the_cpu
 from tests.unit.kernels.triton_checks import interpreter, night
 
@@ -33,7 +33,14 @@ KINDS = {
     "sketchedsgd:ratio=0.02,memory=residual": ((300,), (7,), (15, 17)),
     "sketchedsgd:ratio=0.02,rows=3,memory=none": ((1025,), (3,)),
     "sketchedsgd:ratio=1,memory=distef": ((7,), (2, 3)),
+    "sketch": SHAPES,
+    "sketch:quantiles=7,zero_edge=false": SHAPES,
+    "sketch:quantiles=2,memory=none": SHAPES,
+    "sketch:quantiles=256": ((1100,), (5,)),
+    "sketch:quantiles=3,communicator=scatterreduce": ((5,), (7,), (4,)),
+    "sketch:quantiles=3,communicator=parameterserver": ((5,), (7,)),
 }
+QUANTILES = "sketch:quantiles=3"
 
 
 @functools.cache
@@ -44,10 +51,13 @@ def outcome(spec: str, backend: str, together: bool, steps: int, dtype: torch.dt
         return [run.step() for _ in range(steps)], run.seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_bucket_has_the_bytes_of_the_cpu(dtype: torch.dtype) -> None:
-    steps = 3 if dtype is torch.float32 else 1
-    assert outcome(SHORT, "triton", True, steps, dtype) == outcome(SHORT, "reference", False, steps, dtype)
+@pytest.mark.parametrize(
+    ("spec", "dtype", "steps"),
+    [(SHORT, torch.float32, 3), (SHORT, torch.bfloat16, 1), (QUANTILES, torch.bfloat16, 3)],
+    ids=str,
+)
+def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, steps: int) -> None:
+    assert outcome(spec, "triton", True, steps, dtype) == outcome(spec, "reference", False, steps, dtype)
 
 
 @night
@@ -55,6 +65,13 @@ def test_a_bucket_has_the_bytes_of_the_cpu(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("spec", KINDS)
 def test_buckets_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
     assert_as_on_the_cpu(spec, 2, KINDS[spec], dtype=dtype)
+
+
+@night
+def test_quantiles_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which numbers are looked at is drawn: of more than 20 here."""
+    monkeypatch.setattr("grace.methods.common.buckets.SMALL", 20)
+    assert_as_on_the_cpu("sketch:sample=0.3", 2, ((5,), (41,), (3, 400), (7,)))
 
 
 @night

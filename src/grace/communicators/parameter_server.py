@@ -87,7 +87,7 @@ class ParameterServer(TwoHops):
     def batches(self, like: Tensor) -> bool:
         """Where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is ParameterServer  # a subclass may exchange otherwise
-        fixed = not (self.compressor.varies or self.compressor.overflows or self.server_memory)
+        fixed = not (self.compressor.varies or self.compressor.overflows)
         return exact and fixed and not on_host(like.device) and backends.runs_triton(like.device)
 
     def exchange_all(
@@ -98,8 +98,10 @@ class ParameterServer(TwoHops):
         if workspace is not None and self.batches(xs[0]):
             self._check(peers[0].world)
             peers, hops = list(peers), (self._at(0), self._at(1))
-            if (bucket := ServedBucket.of(self, hops, self._stream, xs, peers, workspace)) is not None:
-                return (yield from exchange_served(bucket, self.server, xs, peers))
+            serves = self.server_memory and peers[0].rank == self.server
+            bucket = ServedBucket.of(self, hops, self._stream, xs, states, peers, workspace, serves=serves)
+            if bucket is not None:
+                return (yield from exchange_served(bucket, self.server, xs, states, peers))
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

@@ -59,7 +59,7 @@ class ScatterReduce(TwoHops):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is ScatterReduce  # a subclass may exchange otherwise
-        fixed = not (self.compressor.varies or self.compressor.overflows or self.server_memory)
+        fixed = not (self.compressor.varies or self.compressor.overflows) and self._goes_together(like)
         return exact and fixed and (like.dtype == torch.float32 or reads_narrow(like))
 
     def exchange_all(
@@ -71,9 +71,10 @@ class ScatterReduce(TwoHops):
         workspace = peers[0].lent.workspace if peers else None
         if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
             peers = list(peers)
-            both = (self._at(0), self._at(1))
-            if (bucket := prepare_scattered(both, self._stream, xs, peers, workspace)) is not None:
-                return (yield from exchange_scattered(bucket, xs, peers))
+            both, serves = (self._at(0), self._at(1)), self.server_memory
+            bucket = prepare_scattered(both, self._stream, xs, states, peers, workspace, serves=serves)
+            if bucket is not None:
+                return (yield from exchange_scattered(bucket, xs, states, peers))
         if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
             hops = (self._at(0), self._at(1))
             if (run := open_scattered(hops, self._stream, xs, peers, workspace)) is not None:

@@ -20,7 +20,9 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
 from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
+from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
+from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace, take_rooms
@@ -36,11 +38,12 @@ class ScatterTables:
         widths: bytes of the wires of their chunks. sizes: n of each.
         streams: of both hops, for each tensor.
         like: a tensor, of any shape. rank, world: whose tables these are. keep: whether there are memories.
-        works: whether both hops take work.
+        works: whether both hops take work. serves: whether there is a server memory.
 
     plan: a message, or a row of several. first: as rows that are encoded. chunks: the averages of this rank's. own: its chunks
     of the rests. last: the means, as rows. whole: the tensors. means: rooms for them, if they are narrower than float32. odd:
     those that are padded, and odd_rooms. fetched: what comes from rooms in the end, and its rooms, ``fetched_rooms``.
+    debts: the server memory, if there is one.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ScatterTables:
         world: int,
         keep: bool,
         works: tuple[bool, bool],
+        serves: bool,
     ):
         device = like.device
         self.rank, self.world, self.works = rank, world, works
@@ -64,6 +68,8 @@ class ScatterTables:
         self.last = Many(self.chunk_sizes, places, streams[1], device, world)
         self.chunks = Many(self.chunk_sizes, plan.wires, streams[1], device)
         self.own = Many(self.chunk_sizes, (), (), device)
+        starts = [rank * c for c in self.chunk_sizes]
+        self.debts = ServerDebts(self.chunk_sizes, starts, world, device) if serves else None
         self.whole = Many(sizes, (), (), device)
         self.means = None if like.dtype is torch.float32 else Many(self.padded_sizes, (), (), device)
         self.keep = keep
@@ -79,8 +85,10 @@ class ScatterTables:
         memories: list[Tensor] | None,
         rests: list[Tensor] | None,
         workspace: Workspace,
+        states: Sequence[Any],
+        lent: Lent,
     ) -> bool:
-        """From now on these are the tensors ``[1, n]``; see :meth:`Many.point`."""
+        """From now on these are the tensors ``[1, n]``, and their states; see :meth:`Many.point`."""
         W, odd, device = self.world, self.odd_places, self.whole.device
         rows = self._padded(xs, take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype))
         means = rows if self.means is None else take_rooms(workspace, self.padded_sizes, device)
@@ -95,12 +103,13 @@ class ScatterTables:
             fetched += [(rests[t], left[t]) for t in odd]
             rooms = take_rooms(workspace, self.odd_rooms.sizes, device) if self.works[0] else spare
             work = self._padded(rests, rooms)  # in spare are the memories
-        again = take_rooms(workspace, self.chunk_sizes, device) if self.works[1] and left else chunks
+        keeps = left is not None or self.debts is not None  # what the second rounding drops
+        again = take_rooms(workspace, self.chunk_sizes, device) if self.works[1] and keeps else chunks
         return (
             self.whole.point(xs, memories, rests)
             and self.first.point(_as_rows(rows, W), added and _as_rows(added, W), left and _as_rows(left, W))
             and self.last.point(_as_rows(means, W))
-            and self.chunks.point(chunks, None, None if left is None else chunks)
+            and self.chunks.point(chunks, None, chunks if keeps else None)
             and (not self.works[0] or self.first.lend(_as_rows(work, W)))
             and (not self.works[1] or self.chunks.lend(again))
             and (own is None or self.own.point(own))
@@ -109,6 +118,7 @@ class ScatterTables:
             and (not odd or self.odd_rooms.point([rows[t] for t in odd], spare))
             and (not fetched or self.fetched.point([x for x, _ in fetched]))
             and (not fetched or self.fetched_rooms.point([room for _, room in fetched]))
+            and (self.debts is None or self.debts.point(chunks, states, lent))
         )
 
     def _padded(self, tensors: list[Tensor], rooms: list[Tensor]) -> list[Tensor]:
@@ -133,33 +143,40 @@ def prepare_scattered(
     hops: tuple[Compressor, Compressor],
     stream: Callable[[Compressor, Peer, int], Stream],
     xs: Sequence[Tensor],
+    states: Sequence[Any],
     peers: Sequence[Peer],
     workspace: Workspace,
+    *,
+    serves: bool,
 ) -> ScatterBucket | None:
-    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise."""
+    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise. With
+    ``serves`` the states are server memories.
+    """
     if not (hops[0].handles_many and hops[1].handles_many and can_go_together(xs, peers)):
         return None
     streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
     sizes, (rank, world) = tuple(x.numel() for x in xs), (peers[0].rank, peers[0].world)
     keep = peers[0].lent.keep_rest
     ids = tuple((one.tensor, one.rank, one.seed) for one in streams[0])
-    key = (ScatterBucket, hops, xs[0].device, xs[0].dtype, sizes, ids, rank, world, keep)
+    key = (ScatterBucket, hops, xs[0].device, xs[0].dtype, sizes, ids, rank, world, keep, serves)
     bucket: ScatterBucket | None = workspace.kept.get(key)
     if bucket is None:
         widths = [hops[0].facts(-(-n // world)).payload for n in sizes]
         if None in widths:
             return None
         works = (hops[0].takes_work, hops[1].takes_work)
-        tables = ScatterTables([width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep, works)
+        tables = ScatterTables(
+            [width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep, works, serves
+        )
         bucket = ScatterBucket(hops, (streams[0][0], streams[1][0]), tables, workspace)
-    if not bucket.tables.point([x.view(1, -1) for x in xs], *lent_rows(peers), workspace):
+    if not bucket.tables.point([x.view(1, -1) for x in xs], *lent_rows(peers), workspace, states, peers[0].lent):
         return None
     workspace.kept[key] = bucket
     return replace(bucket, streams=(streams[0][0], streams[1][0]))
 
 
 def exchange_scattered(
-    bucket: ScatterBucket, xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: ScatterBucket, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers[0]
@@ -177,10 +194,14 @@ def exchange_scattered(
     finite = wires.read_bucket_flags(theirs, plan.words, step)  # [T]
     finite = refuse_illegal(first.aggregate_many_(theirs, tables.chunks, 1 / W, bucket.streams[0]), finite, names)
     clear_many(finite, tables.chunks)
+    if tables.debts is not None:
+        tables.debts.add(peer.lr)
 
     message = plan.take(workspace, device)
     second.encode_many_(message, tables.chunks, bucket.streams[1])
-    if tables.keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
+    if tables.debts is not None:  # the chunks are now what the server memory keeps
+        finite = finite_many(finite, tables.chunks)
+    elif tables.keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
         torch._foreach_add_(list(tables.own.xs), list(tables.chunks.xs), alpha=W)  # one worker's share of a mean is 1/W
         finite = finite_many(finite, tables.own)
     wires.write_bucket_flags(message, plan.words, finite, step)
@@ -193,12 +214,15 @@ def exchange_scattered(
     fine = refuse_illegal(
         second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0, bucket.streams[1]), finite, names
     )
+    if tables.debts is not None:
+        states = tables.debts.commit(fine, xs, states, peer.lr, peer.lent)
     if len(tables.fetched):
         fetch_many(storage, tables.fetched_rooms, tables.fetched)
     if tables.means is not None:
         fine = narrow_many(fine, tables.means, tables.whole)
     poison_many(fine, tables.whole)
-    return [Exchanged(x, one.lent.rest, None, flag) for x, one, flag in zip(xs, peers, fine.unbind(0), strict=True)]
+    results = zip(xs, peers, states, fine.unbind(0), strict=True)
+    return [Exchanged(x, whose.lent.rest, state, flag) for x, whose, state, flag in results]
 
 
 def _as_rows(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:

@@ -7,7 +7,7 @@ Letters: T tensors of n_t numbers; W workers; messages of s bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute
 from grace.communicators.bucket import BucketPlan
 from grace.communicators.many import Prepared, give_back, lent_rows, plan_bytes, prepare, refuse_illegal
+from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
@@ -30,6 +31,7 @@ from grace.random import Stream
 class ServedBucket:
     """first: the tensors on their way to the server, and back to all. again, stream: what the server encodes averages with.
     averages: those, on the server, where they become what is dropped, if there are memories. rests: of the tensors, likewise.
+    debts: the server memory, on a server that has one.
     """
 
     first: Prepared[BucketPlan]
@@ -37,6 +39,7 @@ class ServedBucket:
     stream: Stream
     averages: Many
     rests: Many | None
+    debts: ServerDebts | None
 
     @staticmethod
     def of(
@@ -44,10 +47,15 @@ class ServedBucket:
         hops: tuple[Compressor, Compressor],
         stream: Callable[[Compressor, Peer, int], Stream],
         xs: Sequence[Tensor],
+        states: Sequence[Any],
         peers: Sequence[Peer],
         workspace: Workspace,
+        *,
+        serves: bool,
     ) -> ServedBucket | None:
-        """That of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise."""
+        """That of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise. With
+        ``serves`` the states are this server's memories.
+        """
         if not (hops[0].handles_many and hops[1].handles_many):
             return None
         streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
@@ -56,20 +64,23 @@ class ServedBucket:
             return None
         sizes, device, (_memories, rests) = first.many.sizes, first.many.device, lent_rows(peers)
         ids = tuple((each.tensor, each.rank, each.seed) for each in streams[1])
-        key = (ServedBucket, owner, device, sizes, ids, rests is None)
-        kept: tuple[Many, Many | None] | None = workspace.kept.get(key)
+        key = (ServedBucket, owner, device, sizes, ids, rests is None, serves)
+        kept: tuple[Many, Many | None, ServerDebts | None] | None = workspace.kept.get(key)
         if kept is None:
             dropped = None if rests is None else Many(sizes, (), (), device)
-            kept = Many(sizes, first.plan.wires, streams[1], device), dropped
-        averages, dropped = kept
+            debts = ServerDebts(sizes, [0] * len(sizes), peers[0].world, device) if serves else None
+            kept = Many(sizes, first.plan.wires, streams[1], device), dropped, debts
+        averages, dropped, debts = kept
         rooms = take_rooms(workspace, sizes, device)
-        there = averages.point(rooms, None, None if rests is None else rooms)
+        there = averages.point(rooms, None, rooms if rests or serves else None)
         if hops[1].takes_work:
-            there = there and averages.lend(take_rooms(workspace, sizes, device) if rests else rooms)
+            there = there and averages.lend(take_rooms(workspace, sizes, device) if rests or serves else rooms)
         if not there or not (dropped is None or rests is None or dropped.point(rests)):
             return None
+        if debts is not None and not debts.point(rooms, states, peers[0].lent):
+            return None
         workspace.kept[key] = kept
-        return ServedBucket(first, hops[1], streams[1][0], averages, dropped)
+        return ServedBucket(first, hops[1], streams[1][0], averages, dropped, debts)
 
     def average(self, theirs: Tensor, peers: Sequence[Peer]) -> Tensor:
         """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
@@ -78,11 +89,14 @@ class ServedBucket:
         finite = wires.read_bucket_flags(theirs, plan.words, peer.step)
         finite = refuse_illegal(legal, finite, [each.name for each in peers])
         clear_many(finite, self.averages)
+        if self.debts is not None:
+            self.debts.add(peer.lr)
         message = plan.take(workspace, self.averages.device)
         self.again.encode_many_(message, self.averages, self.stream)
-        if (
-            self.rests is not None
-        ):  # the averages are now what the second rounding has dropped, which is the server's debt
+        # the averages are now what the second rounding has dropped, which is the server's debt
+        if self.debts is not None:
+            finite = finite_many(finite, self.averages)
+        elif self.rests is not None:
             torch._foreach_add_(list(self.rests.xs), list(self.averages.xs), alpha=peer.world)
             finite = finite_many(finite, self.rests)
         wires.write_bucket_flags(message, plan.words, finite, peer.step)
@@ -90,7 +104,7 @@ class ServedBucket:
 
 
 def exchange_served(
-    bucket: ServedBucket, server: int, xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: ServedBucket, server: int, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     first, peer = bucket.first, peers[0]
@@ -114,4 +128,8 @@ def exchange_served(
     wires.check_shape("wires", answer, reply.shape)
     said = answer.contiguous().view(1, -1)
     legal = bucket.again.aggregate_many_(said, first.means or many, 1.0, bucket.stream)
-    return give_back(first, wires.read_bucket_flags(said, plan.words, peer.step), legal, xs, peers)
+    finite = wires.read_bucket_flags(said, plan.words, peer.step)
+    if bucket.debts is not None:
+        states = bucket.debts.commit(finite & legal, xs, states, peer.lr, peer.lent)
+    outs = give_back(first, finite, legal, xs, peers)
+    return outs if bucket.debts is None else [replace(out, state=s) for out, s in zip(outs, states, strict=True)]

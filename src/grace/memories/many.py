@@ -15,7 +15,7 @@ from grace.contract.method import Exchanged
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.finite import Flag, on_host
 from grace.kernels.many import Many, poison_many, settle_many
-from grace.kernels.staging import narrow_many, sum_many, weigh_many
+from grace.kernels.staging import narrow_many, scale_many, sum_many, weigh_many
 
 _PIECE = 1 << 22  # numbers that plain torch weighs at a time: it needs 48 bytes for each
 
@@ -92,6 +92,19 @@ def lend_nothing(given: Sequence[Tensor], workspace: Workspace) -> list[Tensor]:
     sizes = [x.numel() for x in given]
     nothing = workspace.take(max(sizes), torch.float32, given[0].device).fill_(-0.0)
     return [nothing[:n].view(x.shape) for n, x in zip(sizes, given, strict=True)]
+
+
+def scale_many_(xs: Sequence[Tensor], factors: Tensor, workspace: Workspace | None) -> bool:
+    """Multiplies each tensor, contiguous, by its factor of ``[T]`` float64: one launch.
+
+    Returns:
+        False if there is no kernel for that here: nothing has changed then.
+    """
+    many = _point(scale_many_, xs, None, None, workspace)
+    if many is None:
+        return False
+    scale_many(factors, many)
+    return True
 
 
 def rooms_like(xs: Sequence[Tensor], workspace: Workspace | None) -> list[Tensor]:

@@ -17,11 +17,12 @@ from grace.contract.loan import narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.needs import ACCUMULATES, NOTHING, Needs
 from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
 from grace.errors import CompositionError
 from grace.flags.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
 from grace.memories.base import Memory, Verb, drop_overflow_
-from grace.memories.many import takes_many
+from grace.memories.many import scale_many_, takes_many
 from grace.memories.velocities import VelocityBucket
 from grace.registry.recipes import register_memory
 
@@ -121,8 +122,7 @@ class MomentumCorrection(Memory[S]):
         if bucket is None:
             return (yield from Method.exchange_all(self, xs, states, peers))
         if self.clip is not None:
-            for x in xs:
-                _clip_(x, self.clip / math.sqrt(peers.like.world))
+            _clip_all_(xs, self.clip / math.sqrt(peers.like.world), lent.workspace)
         like = replace(peers.like, lent=Lent(workspace=lent.workspace))
         given, lending = bucket.accelerate(self.momentum, like, peers.names)
         outs = yield from self.method.exchange_all(given, [state[1] for state in states], lending)
@@ -151,10 +151,23 @@ class MomentumCorrection(Memory[S]):
         raise CompositionError(f"{as_call(self)} already has a memory; a second one around it would stay empty")
 
 
+def _clip_all_(xs: Sequence[Tensor], limit: float, workspace: Workspace | None) -> None:
+    """As :func:`_clip_` of each, of any shapes and one dtype, on an accelerator: in a fixed number of calls."""
+    norms = torch._foreach_norm(list(xs), 2, torch.float64)
+    if not scale_many_(xs, _factors(torch.stack(norms), limit), workspace):
+        for x in xs:
+            _clip_(x, limit)
+
+
+def _factors(norms: Tensor, limit: float) -> Tensor:
+    """What tensors of these norms, float64 of any shape, are scaled by; 1 for one with an inf or NaN."""
+    return torch.where((norms > limit) & (norms < math.inf), limit / norms, 1.0)
+
+
 def _clip_(x: Tensor, limit: float) -> None:
     """Scales x to a norm of at most ``limit``. An x with an inf or NaN is left as it is, for others to find."""
     norm = torch.linalg.vector_norm(x, dtype=torch.float64)
     if not on_host(x.device):
-        x.mul_(torch.where((norm > limit) & (norm < math.inf), limit / norm, 1.0))
+        x.mul_(_factors(norm, limit))
     elif limit < float(norm) < math.inf:
         x.mul_(limit / float(norm))

@@ -13,9 +13,9 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
 from grace.kernels import select_topk
+from grace.kernels.coded import wire as coded_wire
 from grace.kernels.index_lists.codes import IndexCode, pad
 from grace.kernels.places import add_at_
-from grace.methods.common import coded_wire
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from grace.registry import register

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -15,7 +15,14 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
 from grace.flags.finite import Flag
-from grace.kernels import encode_quantiles, quantile_bytes, sum_quantiles
+from grace.kernels import (
+    Many,
+    encode_quantiles,
+    encode_quantiles_many,
+    quantile_bytes,
+    sum_quantiles,
+    sum_quantiles_many,
+)
 from grace.methods.common.buckets import count_seen
 from grace.random import Stream
 from grace.registry import register
@@ -51,6 +58,7 @@ class Sketch(Fused):
         doi 10.1145/3183713.3196894, section 3.2.
     """
 
+    handles_many: ClassVar[bool] = True
     quantiles: Annotated[int, Range(2, 256)] = 16
     zero_edge: bool = True
     sample: Share = 0.01
@@ -63,6 +71,13 @@ class Sketch(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_quantiles(received, out, self.quantiles, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        seen = tuple(count_seen(n, self.sample) for n in many.sizes)
+        return encode_quantiles_many(message, many, self.quantiles, self.zero_edge, seen, rng.step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        return sum_quantiles_many(rows, many, self.quantiles, scale)
 
     def facts(self, n: int) -> Facts:
         exact = count_seen(n, self.sample) == n

@@ -8,14 +8,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Range
-from grace.errors import PayloadError
+from grace.kernels import Chosen, CountedCode, Many, choose_coded_many, root_mean_square, root_mean_square_many
+from grace.kernels.coded import Quanta
+from grace.kernels.coded.wire import add_coded_, write_coded_
 from grace.kernels.index_lists.codes import IndexCode, pad
-from grace.kernels.places import add_at_
-from grace.methods.common import coded_wire
 from grace.random import Stream
 from grace.registry import register
 
@@ -57,42 +56,45 @@ class Strom(Compressor):
     quanta: Annotated[int, Range(1, 1 << 16)] = 1
     index: IndexCode = "auto"
 
-    @property
-    def code_bits(self) -> int:
-        """One bit for the sign, the others for the number of quanta less one."""
-        return 1 + (self.quanta - 1).bit_length()
-
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         encoded = []
         for row in rows:  # [n]
             tau = self._quantum(row)  # [1]
-            size = row.abs()
-            index = ((size > tau) & (tau > 0)).nonzero()[:, 0]  # [k]
-            size, positive = size[index], row[index] > 0
-            level = (size / tau).floor_().clamp_(1, self.quanta)
-            level = level.sub_((level * tau > size).float()).clamp_(min=1)  # a quotient that was rounded up
-            codes = positive | ((level.long() - 1) << 1)
-            encoded.append(coded_wire.join(tau, index, codes, self.code_bits, row.numel(), self.index))
-            if keep_rest:
-                row[index] -= torch.where(positive, level * tau, -level * tau)
+            encoded.append(
+                write_coded_(row, tau, float(tau), self._codes, self.index, strict=True, keep_rest=keep_rest)
+            )
         return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
-            head = ("tau", torch.float32, 1)
-            tau, index, codes = coded_wire.split(one, head, self.code_bits, row.numel(), self.index)
-            level = (codes >> 1) + 1
-            value = wires.check_scale("tau", tau) * level
-            if bool((level > self.quanta).any()) or not bool(value.isfinite().all()):
-                raise PayloadError(f"field 'codes' must be at most {self.quanta} quanta, and finite times tau")
-            add_at_(row, 0, index, torch.where(codes & 1 == 1, value, -value) * scale)
+        for part, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
+            add_coded_(part, row, scale, self._codes, self.index)
+
+    @property
+    def counted(self) -> CountedCode:
+        return CountedCode(self.index, False, self._codes)
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        if self.relative:
+            rms = root_mean_square_many(many.like, many)
+            tau = _quanta_of(rms.masked_fill(~rms.isfinite(), 0.0) * self.tau)  # of what is not finite zeros are sent
+        else:
+            tau = many.numbers((Strom, self.tau), lambda: [self.tau] * len(many), torch.float32)
+        return choose_coded_many(tau.view(torch.int32), tau.double(), many, code, strict=True)
+
+    @property
+    def _codes(self) -> Quanta:
+        return Quanta(self.quanta)
 
     def _quantum(self, row: Tensor) -> Tensor:
         """The quantum t as float32 ``[1]``."""
         if not self.relative:
             return row.new_tensor([self.tau])
-        rms = row.double().square().mean(dim=0, keepdim=True).sqrt_()
-        return rms.mul_(self.tau).clamp_max_(torch.finfo(torch.float32).max).float()
+        return _quanta_of(row.new_tensor([root_mean_square(row) * self.tau], dtype=torch.float64))
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=0.0)
+
+
+def _quanta_of(tau: Tensor) -> Tensor:
+    """float64, of any shape, as float32, at most the largest one."""
+    return tau.clamp_max(torch.finfo(torch.float32).max).float()

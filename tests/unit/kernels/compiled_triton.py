@@ -32,7 +32,7 @@ POINTERS = {
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
-    "finer": "*i32",
+    "finer": "*i32", "fronts": "*i32",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
@@ -69,11 +69,20 @@ GAPS = {
 HASHED = {
     "shapes": "*i64", "cells": "*i32", "units": "*fp64", "ends": "*i64", "order": "*i64", "R": "i64", "row": "i64",
 }  # fmt: skip
+QUANTILES = {
+    "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
+}  # fmt: skip
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
+TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
+# What travels: values, or codes of one of two kinds, in so many bits.
+VALUES = {"KIND": 0, "MOST": 0, "BITS": 0, "fronts": None}
+QUANTA = {"KIND": 1, "MOST": 65536, "BITS": 17, "sent": "*i32"}
+SIGNS = {"KIND": 1, "MOST": 1, "BITS": 1, "sent": "*i32"}
+POWERS = {"KIND": 2, "MOST": 7, "BITS": 4, "sent": "*i32"}
 FACTOR = {**_NO_TABLE, "sides": None, "MANY": 0, "EVEN": 0}
 FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
-# kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
+# kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it, or of types
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
         {"S": s, "BITS": bits, **how, "block": 256 if s == 7 else 1024, "FINDS": s in (7, 127), "WHOLE": per == 8,
@@ -90,7 +99,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._sum": ({}, [{"HAS_MEMORY": memory, "EVEN": 1, "TILE": 1024} for memory in (1, 0)]),
-    "kernels.staging._weigh": ({"weights": "*fp32"}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._weigh": ({"weights": "*fp32"}, [{"ONCE": once, "EVEN": 1, "TILE": 1024} for once in (1, 0)]),
+    "kernels.staging._scale": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),
@@ -181,13 +191,16 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         )
     ]),
     "kernels.counted._plan": ({"total": "*i32", "widths": "*i64"}, [
-        {"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 2))
+        {"VALUE": value, "CODE": code, **said} for value, code, said in ((4, 3, VALUES), (2, 2, VALUES), (4, 3, QUANTA))
     ]),
     "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
         {"LEVELS": 11, "EVEN": 1, "TILE": 4096}
     ]),
-    "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
+    "kernels.counted._open": ({"where": "*i64"}, [
+        {"VALUE": value, "CODE": code, **said}
+        for value, code, said in ((4, 3, VALUES), (2, 0, VALUES), (4, 3, QUANTA), (4, 3, POWERS))
+    ]),
     "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
     "kernels.selection._refine": ({}, [
         {**how, "ROUND": r, "BINS": bins, "FINER": finer, **NOTED}
@@ -195,10 +208,13 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.selection._tally": ({}, [{**how, "BINS": 1024, **NOTED} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
-        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, **NOTED}
+        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, **NOTED, **VALUES}
         for topk, listed, how in (
             (1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY),
         )
+    ] + [
+        {**NO_STATE, "TOPK": 0, "KEEP_REST": 1, "NARROW": 0, "LISTED": 1, **NOTED, **said}
+        for said in (QUANTA, POWERS)
     ]),
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
     "kernels.index_lists._count": ({}, [{**how, "TILE": 2048} for how in (LIST_EACH, LIST)]),
@@ -222,14 +238,27 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.quartic._sum": (QUARTIC, [
         {"PLACED": 0, "EVEN": 1, "TILE": 1024}, {"PLACED": 1, "where": None, "digits": None, "EVEN": 1, "TILE": 1024}
     ]),
+    "kernels.tagged._tally": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._write": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._count": (TAGGED, [{"RELATIVE": relative, "TILE": 1024} for relative in (1, 0)]),
+    "kernels.tagged._sum": (TAGGED, [{"P": p, "RELATIVE": p > 6, "EVEN": 1, "TILE": 1024} for p in (10, 6)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
-        {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
+        {**how, "NARROW": narrow, **said, "TILE": 1024}
+        for how, narrow, said in ((LIST_MANY, 0, VALUES), (LIST, 1, VALUES), (LIST_MANY, 0, SIGNS), (LIST_MANY, 0, QUANTA),
+                                  (LIST_MANY, 0, POWERS))
     ]),
     "kernels.sparse._sum_lists": ({}, [
-        {**how, "ADD": add, "NARROW": add, "BITS": bits, "COUNT": 7, "STEP": 1, "UNIT": unit, "LISTS": 8, "OWNED": 8192,
+        {**how, "ADD": add, "NARROW": add, **said, "COUNT": 7, "STEP": 1, "UNIT": unit, "LISTS": 8, "OWNED": 8192,
          "TILE": 1024}
-        for how, add, bits, unit in ((LIST_EACH, 0, 0, 0), (LIST_MANY, 0, 3, 3), (LIST, 1, 0, 0), (LIST_MANY, 0, 0, 1))
+        for how, add, said, unit in (
+            (LIST_EACH, 0, VALUES, 0), (LIST_MANY, 0, {**VALUES, "BITS": 3}, 3), (LIST, 1, VALUES, 0),
+            (LIST_MANY, 0, VALUES, 1), (LIST_EACH, 0, SIGNS, 0), (LIST_EACH, 0, QUANTA, 0), (LIST_EACH, 0, POWERS, 0),
+        )
     ]),
     "kernels.sparse._clear": ({}, [{"ROWS": 1, "TILE": 1024}]),
     "kernels.sparse._put": ({}, [{"EVEN": 1, "TILE": 1024}]),
@@ -237,6 +266,19 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.hashing._add": (HASHED, [{"HELD": held, "EVEN": 1, "CELLS": 128} for held in (1, 0)]),
     "kernels.hashing._read": (HASHED, [
         {"LARGEST": 3.4028234663852886e38, "EVEN": 1, "ROWS": rows, "TILE": 2048 // rows} for rows in (8, 1, 64)
+    ]),
+    "kernels.quantiles._look": (QUANTILES, [
+        {"HAS_MEMORY": has, "HAS_REST": has, "EVEN": 1, "TILE": 1024} for has in (1, 0)
+    ]),
+    "kernels.quantiles._sample": (QUANTILES, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (1, 0)]),
+    "kernels.quantiles._cut": (QUANTILES, [{"ZERO_EDGE": size > 2, "SIZE": size} for size in (16, 2, 256)]),
+    "kernels.quantiles._encode": (QUANTILES, [
+        {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
+    ]),
+    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "CHAINS": 4, "num_warps": 1} for held in (1, 0)]),
+    "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
+    "kernels.quantiles._sum": (QUANTILES, [
+        {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
     ]),
     "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
@@ -301,6 +343,7 @@ HELPERS = (
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
+    "kernels.tagged._tags",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
@@ -314,7 +357,10 @@ NARROW = {
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.hashing._add": ["like"],
+    **{f"kernels.quantiles.{name}": ["like"] for name in ("_look", "_sample", "_encode", "_add")},
     "kernels.quartic._quantize": ["like"],
+    "kernels.tagged._tally": ["like"],
+    "kernels.tagged._write": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
     "kernels.tails._tail_sums": ["like"],
@@ -322,6 +368,7 @@ NARROW = {
     "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._sum": ["like"],
+    "kernels.staging._scale": ["like"],
     "kernels.staging._narrow": ["like"],
     "kernels.staging._weigh": ["like"],
     "kernels.staging._round": ["like"],
@@ -369,6 +416,8 @@ def compiled(
     signature, narrow = {}, numbers == "i32"
     if constants.get("MANY"):
         special = {"shrink": "*fp32", "least": "*i32", **special}
+    special = special | {name: value for name, value in constants.items() if isinstance(value, str)}
+    constants = {name: value for name, value in constants.items() if not isinstance(value, str)}
     unseen = {name for name, value in constants.items() if value is None}
     options = {name: value for name, value in constants.items() if name in ("num_warps", "maxnreg")}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}

@@ -18,6 +18,7 @@ from grace.compute.launching import launch
 from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import choose_reaching_many, choose_sampled_many, sum_counted_many, write_chosen_many
+from grace.kernels.coded.triton import coding
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.counted import triton as counted
 from grace.kernels.index_lists import FIXED, layout
@@ -122,7 +123,8 @@ def widths_of(index: str) -> None:
     many.table[:, 4] = torch.tensor(many.sizes)
     total, lists = torch.tensor([k for _, k in pairs], dtype=torch.int32), torch.zeros(len(pairs), 8, dtype=torch.int64)
     widths, code = torch.zeros(len(pairs), dtype=torch.int64), CountedCode(index, False)
-    launch(counted._plan, (len(pairs),), many.table, total, lists, widths, VALUE=code.value, CODE=code.number)
+    constants = {"VALUE": code.value, "CODE": code.number, **coding(None)}
+    launch(counted._plan, (len(pairs),), many.table, total, lists, widths, **constants)
     for (n, k), width, line in zip(pairs, widths.tolist(), lists.tolist(), strict=True):
         size = index_lists.most(n, k, index)
         if 4 * k + size >= 4 * n:

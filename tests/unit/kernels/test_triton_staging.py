@@ -20,6 +20,7 @@ from grace.kernels.staging import (
     narrow_many,
     pad_many,
     round_many,
+    scale_many,
     sum_many,
     weigh_many,
     widen_many,
@@ -86,6 +87,29 @@ def test_narrow_tensors_become_float32(dtype: torch.dtype) -> None:
         agree(lambda odd=odd: summed(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
 
 
+def scaled(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
+    """Tensors times factors, one of which is 1: there nothing is written."""
+    many = Many(sizes, (), (), CPU)
+    many.point(numbers(sizes, 0, dtype, odd))
+    factors = torch.rand(len(sizes), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    factors[2] = 1.0
+    scale_many(factors, many)
+    return list(many.xs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tensors_are_scaled(dtype: torch.dtype) -> None:
+    for odd in (False, True):
+        agree(lambda odd=odd: scaled(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
+    x, factor = torch.tensor([[3.3, -0.0, 1e30]]).to(dtype), 0.3
+    many = Many((3,), (), (), CPU)
+    many.point([x])
+    want = x * factor  # as on the host
+    with backends.using("triton"):
+        scale_many(torch.tensor([factor], dtype=torch.float64), many)
+    assert torch.equal(x, want)
+
+
 def sixteen(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
     """What is summed of tensors, and what they become of it."""
     many, rounded = Many(sizes, (), (), CPU), Many(sizes, (), (), CPU)
@@ -104,14 +128,14 @@ def test_what_is_summed_in_sixteen_bits(dtype: torch.dtype) -> None:
         agree(lambda odd=odd: sixteen(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
 
 
-def weighed(dtype: torch.dtype, share: float, odd: bool, there: bool) -> list[Tensor]:
+def weighed(dtype: torch.dtype, share: float, odd: bool, there: bool, once: bool = True) -> list[Tensor]:
     """What memories are added with factors; ``there``: in the place of the tensors."""
     many, xs, memories = Many(SIZES, (), (), CPU), numbers(SIZES, 0, dtype, odd), numbers(SIZES, 1, odd=odd)
     memories[-1][0, :6] = torch.tensor([1e-41, -2e38, torch.inf, torch.nan, 0.0, -0.0])
     xs[-1][0, :2] = torch.tensor([6e4, 3e38]).to(dtype)
     outs = xs if there else numbers(SIZES, 2, odd=odd)
     many.point(xs, memories, outs)
-    weigh_many(torch.tensor([0.7, 1.0, 1e-3, 3.3, 0.1, 2.5]), share, many)
+    weigh_many(torch.tensor([0.7, 1.0, 1e-3, 3.3, 0.1, 2.5]), share, many, once=once)
     return [out.clone() for out in outs]
 
 
@@ -122,6 +146,10 @@ def test_weighed_sums(dtype: torch.dtype) -> None:
             for there in (False, True)[: 1 + (dtype is torch.float32)]:
                 case = (dtype, share, odd, there)
                 agree(lambda case=case: weighed(*case), case)  # type: ignore[misc]
+
+
+def test_weighed_sums_of_rounded_products() -> None:
+    agree(lambda: weighed(torch.float32, 1.0, True, True, False), "")
 
 
 def test_a_weighed_sum_is_rounded_once() -> None:
@@ -206,6 +234,8 @@ def _words_alone(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
+    ("_store_rounded", _as_it_is, lambda: test_tensors_are_scaled(torch.bfloat16)),
+    ("load_number", _words_as_numbers, lambda: test_tensors_are_scaled(torch.bfloat16)),
     ("load_sum", _words_alone, lambda: test_narrow_tensors_become_float32(torch.bfloat16)),
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
     ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),

@@ -44,7 +44,7 @@ CASES = (
 AT_NIGHT = (
     EF21,
     "topk:ratio=0.1,memory=ef21m",
-    "thc:block=16,memory=ef21",
+    "u8bit:block=16,memory=ef21",
     "efsignsgd:memory=distef",
     SIGNUM,
     "signum:zero=abstain",

@@ -1,8 +1,9 @@
 """Wires that say how many numbers they hold, of the tensors of a bucket: it follows from the data, so that sizes travel first.
 
 The wires are those of :func:`grace.kernels.sparse.payloads.write_counted_`: a count (int32), k values, the code of their
-indices; or -1 and all n values, where that is not larger. What is sent of each tensor is chosen first; when the workers have
-told each other how long their wires are, these are written, and added up where they come.
+indices; or -1 and all n values, where that is not larger. Or they are those of
+:func:`grace.kernels.coded.wire.write_coded_`. What is sent of each tensor is chosen first; when the workers have told each
+other how long their wires are, these are written, and added up where they come.
 
 Letters: T tensors of n numbers each, rows ``[1, n]`` of a :class:`grace.kernels.many.Many` without places; W workers.
 """
@@ -21,6 +22,7 @@ __all__ = [
     "CountedCode",
     "CountedPlaces",
     "Sampling",
+    "choose_coded_many",
     "choose_reaching_many",
     "choose_sampled_many",
     "sum_counted_many",
@@ -32,6 +34,13 @@ __all__ = [
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Chosen:
     """Of each tensor plus its memory what reaches (strict: exceeds) its bound, of ``[T]`` float64. Rests, if there are any,
     become that sum.
+    """
+
+
+@operation
+def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Chosen:
+    """As :func:`choose_reaching_many`, where codes travel, and ``fronts [T]`` int32, the bits of a float32 or an exponent. Of
+    a tensor whose front is 0, or that is not finite, no number does.
     """
 
 

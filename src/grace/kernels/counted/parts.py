@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
+from grace.kernels.coded import Codes, coded_bytes
 from grace.kernels.index_lists import FIXED
-from grace.kernels.index_lists.codes import varies
+from grace.kernels.index_lists.codes import most, varies
 
+Numbers: TypeAlias = npt.NDArray[np.int64]
 COUNT = 4  # bytes of the count
 DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
 
 
 @dataclass(frozen=True)
 class CountedCode:
-    """index: a code of :data:`grace.kernels.index_lists.codes.CODES`. narrow: whether values are bfloat16."""
+    """index: a code of :data:`grace.kernels.index_lists.codes.CODES`. narrow: whether values are bfloat16. codes: what travels
+    instead of values; then there is always a list.
+    """
 
     index: str
     narrow: bool
+    codes: Codes | None = None
 
     @property
     def gaps(self) -> bool:
@@ -44,6 +51,34 @@ class CountedCode:
     def value(self) -> int:
         """Bytes of a value."""
         return 2 if self.narrow else 4
+
+    @property
+    def whole(self) -> bool:
+        """Whether all n values may travel, without a list."""
+        return self.codes is None
+
+    def bytes_of(self, k: int) -> int:
+        """Bytes of k values, or of what travels in their place."""
+        return self.value * k if self.codes is None else coded_bytes(self.codes, k)
+
+    def most(self, n: int) -> int:
+        """Bytes of a wire of n numbers at most."""
+        return COUNT + self.bytes_of(n) + (0 if self.whole else 2 * most(n, n, self.index) + 8)  # fewer may need more
+
+    def rooms(self, widths: Numbers, sizes: Numbers) -> Numbers:
+        """For how many values wires of ``widths [W, T]`` bytes have room, of ``sizes [T]`` numbers: ``[W, T]``.
+
+        Beside codes there is a list of k places, which takes no less than ``k log2(n / k)`` bits, and no less than k, if its
+        size follows from n and k.
+        """
+        if self.codes is None:
+            return (widths - COUNT) // self.value
+        bits = 8 * (widths - COUNT - coded_bytes(self.codes, 0))
+        rooms = np.minimum(bits / (self.codes.bits + 1), sizes)
+        for _ in range(3):
+            place = np.maximum(np.log2(sizes / np.maximum(rooms, 1)), 1)
+            rooms = np.minimum(bits / (self.codes.bits + place), sizes)
+        return np.minimum(rooms.astype(np.int64) + 1, sizes)
 
 
 @dataclass(frozen=True)
@@ -95,12 +130,15 @@ class CountedPlaces(WirePlaces):
     Args:
         widths, own: as for :class:`WirePlaces`. sizes: the n of each tensor. code: of the wires.
 
-    rooms: for how many values of each wire there is room, all n if it has no list.
+    rooms: int64 ``[W, T]``, for how many values of each wire there is room, all n if it has no list. listed: likewise, for
+    how many places.
 
     Raises:
         PayloadError: a width that no sender writes.
     """
 
     def __init__(self, widths: Sequence[Sequence[int]], own: int, sizes: Sequence[int], code: CountedCode):
-        super().__init__(widths, own, [COUNT] * len(sizes), [COUNT + code.value * n for n in sizes])
-        self.rooms = [[(width - COUNT) // code.value for width in row] for row in self.widths]
+        super().__init__(widths, own, [COUNT + code.bytes_of(0)] * len(sizes), list(map(code.most, sizes)))
+        there = np.array(self.widths, np.int64)
+        self.rooms = code.rooms(there, np.array(sizes, np.int64))
+        self.listed = self.rooms * ((there < self.limits) | (not code.whole))

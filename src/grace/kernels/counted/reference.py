@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from grace.flags.finite import Flag
+from grace.kernels.coded.wire import add_coded_, write_coded_
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
 from grace.kernels.many import Many
@@ -18,6 +19,19 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
 
     def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         return payloads.write_at_least_(x.float(), [limits[t]], code.index, code.values, memory, rest, strict=strict)
+
+    return choose_each(many, bounds.device, write)
+
+
+def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Chosen:
+    limits, codes = bounds.tolist(), code.codes
+    assert codes is not None
+
+    def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        row, finite = sum_finite_(x, memory, rest)
+        front = codes.front(fronts[t : t + 1])
+        keep = rest is not None
+        return write_coded_(row[0], front, limits[t], codes, code.index, strict=strict, keep_rest=keep)[None], finite
 
     return choose_each(many, bounds.device, write)
 
@@ -37,6 +51,11 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
     def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
-        payloads.sum_counted(received, x, weight, code.index, code.values, add=False)
+        if code.codes is None:
+            payloads.sum_counted(received, x, weight, code.index, code.values, add=False)
+            return
+        x.zero_()
+        for wire in received:
+            add_coded_(wire, x[0], weight, code.codes, code.index)
 
     return sum_wires(rows, many, places, add_up)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compute.launching import TILE, Marks, launch
+from grace.kernels.coded import Payload
+from grace.kernels.coded.triton import coding, front_at, front_bytes_of
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.counted.gapped.triton import choose_gapped, sum_gapped, write_gapped
 from grace.kernels.counted.parts import COUNT
@@ -74,21 +77,37 @@ def _store_list(at, k, number, low, low_bytes, size, before):
 
 
 @triton.jit
-def _plan(table, total, lists, widths, VALUE: tl.constexpr, CODE: tl.constexpr):
+def values_bytes(k, VALUE: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr):
+    """Of k values; KIND: of a front and k codes of so many BITS."""
+    size = k * VALUE
+    if KIND:
+        size = front_bytes_of(KIND) + (k * BITS + 7) // 8
+    return size
+
+
+@triton.jit
+def _plan(
+    table, total, lists, widths, VALUE: tl.constexpr, CODE: tl.constexpr,
+    KIND: tl.constexpr, MOST: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
     """The table of what is sent, of ``total [T]`` numbers of each tensor, and the widths of the wires."""
     row = tl.program_id(0).to(tl.int64)
     _place, n = wire_of(table, row)
     k = tl.load(total + row).to(tl.int64)
     number, low, low_bytes, size = lay_out(n, k, CODE)
-    dense = k * VALUE + size >= n * VALUE
+    dense = (KIND == 0) & (k * VALUE + size >= n * VALUE)
     k = tl.where(dense, n, k)
     size = tl.where(dense, 0, size)
-    _store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, k * VALUE)
-    tl.store(widths + row, 4 + k * VALUE + size)
+    before = values_bytes(k, VALUE, KIND, BITS)
+    _store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, before)
+    tl.store(widths + row, 4 + before + size)
 
 
 @triton.jit
-def _open(table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: tl.constexpr):
+def _open(
+    table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: tl.constexpr,
+    KIND: tl.constexpr, MOST: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
     """The tables ``lists [W, T, 8]`` of what the wires say, whose counts are read. A wire that is not as long as its count
     says is marked, and says nothing. ``where [W, T, 3]``: the byte where a wire begins, its width, and where its list goes.
     """
@@ -97,16 +116,21 @@ def _open(table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: 
     _place, n = wire_of(table, row)
     at, width = tl.load(where + 3 * this), tl.load(where + 3 * this + 1)
     count = count_at(wires + other * stride + at).to(tl.int64)
-    dense = count == -1
+    dense = (KIND == 0) & (count == -1)
     k = tl.where(dense, n, tl.minimum(tl.maximum(count, 0), n))
     number, low, low_bytes, size = lay_out(n, k, CODE)
     size = tl.where(dense, 0, size)
-    shorter = 4 + k * VALUE + size < 4 + n * VALUE  # or it would have had no list
-    legal = (count >= -1) & (count <= n) & (4 + k * VALUE + size == width) & (dense | shorter)
+    before = values_bytes(k, VALUE, KIND, BITS)
+    shorter = (KIND > 0) | (before + size < n * VALUE)  # or it would have had no list
+    legal = (count >= 0) & (count <= n) | dense
+    legal = legal & (4 + before + size == width) & (dense | shorter)
+    if KIND:
+        _word, good = front_at(wires + other * stride + at + 4, KIND)
+        legal = legal & good
     tl.store(marks + row, 1, legal == 0)
     k, size = tl.where(legal, k, 0), tl.where(legal, size, 0)
     number = tl.where(legal, tl.where(dense, 3, number), 0)
-    _store_list(lists + 8 * this, k, number, low, low_bytes, size, k * VALUE)
+    _store_list(lists + 8 * this, k, number, low, low_bytes, size, values_bytes(k, VALUE, KIND, BITS))
     tl.store(lists + 8 * this + 1, tl.load(where + 3 * this + 2))
     tl.store(lists + 8 * this + 7, at + 4)
 
@@ -144,11 +168,12 @@ def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, E
 class Lists:
     """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
     which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those of the
-    values, and where these begin.
+    values, and where these begin. fronts: int32 ``[T]``, if codes travel.
     """
 
     picked: Reaching | Largest
     lists: Tensor
+    fronts: Tensor | None = None
 
 
 class _PlacesThere:
@@ -159,12 +184,11 @@ class _PlacesThere:
     """
 
     def __init__(self, places: CountedPlaces, many: Many):
-        widths, limits, rooms = (torch.tensor(x) for x in (places.widths, places.limits, places.rooms))
+        widths, rooms, listed = (torch.from_numpy(x) for x in (np.array(places.widths), places.rooms, places.listed))
         own = rooms[places.own]
-        listed = rooms.masked_fill(widths == limits, 0)
         # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
         most = torch.maximum(torch.tensor(many.sizes), 3 * rooms) + 8
-        bits = torch.minimum(8 * (widths - COUNT), most).masked_fill(widths == limits, 0)
+        bits = torch.minimum(8 * (widths - COUNT), most).masked_fill(listed == 0, 0)
         at = (torch.tensor(places.begins) + wires.HEADER).expand_as(widths)
         read = -(-bits.amax(dim=0) // LIST_BITS)
         parts = (
@@ -172,10 +196,7 @@ class _PlacesThere:
             pair_programs(-(-widths[places.own] // TILE)), pair_programs(read),
         )  # fmt: skip
         self.where, self.begins, self.spans, self.written, self.read = carry_together(parts, many.device)
-        room = zip(places.rooms, places.widths, strict=True)
-        self.plane = max(
-            1, *(sum(k for k, w, most in zip(*row, places.limits, strict=True) if w < most) for row in room)
-        )
+        self.plane = max(1, int(places.listed.sum(axis=1).max()))
 
     @staticmethod
     def of(places: CountedPlaces, many: Many) -> _PlacesThere:
@@ -193,12 +214,23 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
     return _chosen(many, picked, picked.finite, code)
 
 
-def _chosen(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
+def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
+    picked = Reaching.of(many, bounds, strict)
+    picked = picked._replace(total=picked.total.masked_fill(~picked.finite | (fronts == 0), 0))
+    return _chosen(many, picked, picked.finite, code, fronts)
+
+
+def _chosen(
+    many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode, fronts: Tensor | None = None
+) -> Chosen:
     if code.gaps:
-        return choose_gapped(many, picked, finite, code)
+        return choose_gapped(many, picked, finite, code, fronts)
     lists, widths = many.table.new_empty(len(many), 8), many.table.new_zeros(len(many))
-    launch(_plan, (len(many),), many.table, picked.total, lists, widths, VALUE=code.value, CODE=code.number)
-    return Chosen(widths, finite, Lists(picked, lists))
+    launch(_plan, (len(many),), many.table, picked.total, lists, widths, VALUE=code.value, CODE=code.number,
+           **coding(code.codes))  # fmt: skip
+    return Chosen(widths, finite, Lists(picked, lists, fronts))
 
 
 def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Any:
@@ -276,12 +308,13 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
     lists, own = chosen.notes.lists, places.own
     layout = _PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
-    total = sum(places.rooms[own])
-    index, sent = many.table.new_empty(total), torch.empty(total, device=many.device)
-    chosen.notes.picked.emit(lists, index, sent, many.rests is not None, code.narrow)
+    total = int(places.rooms[own].sum())
+    payload = Payload(code.narrow, code.codes, chosen.notes.fronts)
+    index, sent = many.table.new_empty(total), payload.room(total, many.device)
+    chosen.notes.picked.emit(lists, index, sent, many.rests is not None, payload)
     counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
     message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
-    write_tables(message, many, lists, layout.written, index, sent, code.narrow)
+    write_tables(message, many, lists, layout.written, index, sent, payload)
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
@@ -291,11 +324,12 @@ def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: Counte
     T = len(many)
     lists = many.table.new_empty(len(rows), T, 8)
     launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.words, rows.stride(0),
-           VALUE=code.value, CODE=code.number)  # fmt: skip
+           VALUE=code.value, CODE=code.number, **coding(code.codes))  # fmt: skip
     for first in range(0, len(rows), AT_ONCE):
         part, tables = rows[first : first + AT_ONCE], lists[first : first + AT_ONCE]
         index = read_tables(part, many, tables, layout.plane, layout.read, layout.spans, marks.words, each=True)
-        sum_tables(part, many, tables, index, steps, weight, marks, code.narrow, each=True, add=first > 0)
+        sum_tables(part, many, tables, index, steps, weight, marks, code.narrow, each=True, add=first > 0,
+                   codes=code.codes)  # fmt: skip
     return many.all_of(marks.words)
 
 

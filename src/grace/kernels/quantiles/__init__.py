@@ -13,14 +13,27 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["encode_quantiles", "quantile_buckets", "quantile_bytes", "sum_quantiles"]
+__all__ = [
+    "encode_quantiles",
+    "encode_quantiles_many",
+    "quantile_buckets",
+    "quantile_bytes",
+    "sum_quantiles",
+    "sum_quantiles_many",
+]
 
 BAD_MEAN = "field 'means' must be finite"
+
+
+def bad_code(q: int) -> str:
+    """What is wrong with a code that no bucket has."""
+    return f"field 'codes' must be in [0, {q})"
 
 
 def code_bits(q: int) -> int:
@@ -70,4 +83,20 @@ def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float
 
     Raises:
         PayloadError: a length, mean or code that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_quantiles_many(
+    message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+) -> Tensor:
+    """As :func:`encode_quantiles` for each of T tensors, into its place in ``message [s]`` uint8, with the stream of the
+    tensor at this step: ``[T]`` bool, which of them were finite. ``seen``: of each row.
+    """
+
+
+@operation
+def sum_quantiles_many(rows: Tensor, many: Many, q: int, weight: float) -> Tensor:
+    """As :func:`sum_quantiles` for each of T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x:
+    ``[T]`` bool, which had wires such as a sender writes.
     """

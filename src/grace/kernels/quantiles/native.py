@@ -12,7 +12,7 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
-from grace.kernels.quantiles import BAD_MEAN, quantile_bytes
+from grace.kernels.quantiles import BAD_MEAN, bad_code, quantile_bytes
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -40,7 +40,7 @@ def encode_quantiles(
 def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float, *, add: bool = False) -> None:
     fault = decode(native.c.sum_quantiles, _decode_layout(out.shape[1], q), received, out, weight, add)
     if fault:
-        raise PayloadError(BAD_MEAN if fault == native.BAD_HEAD else f"field 'codes' must be in [0, {q})")
+        raise PayloadError(BAD_MEAN if fault == native.BAD_HEAD else bad_code(q))
 
 
 @functools.lru_cache(LAYOUTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,10 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
-from grace.kernels.quantiles import BAD_MEAN, code_bits
+from grace.kernels.quantiles import BAD_MEAN, code_bits, quantile_bytes
 from grace.kernels.sums import add_scaled_
 
 if TYPE_CHECKING:
@@ -66,3 +69,18 @@ def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float
         refuse_unless(means.isfinite().all(), lambda: PayloadError(BAD_MEAN))
         code = wires.check_index("codes", unpack(packed, bits, n).long(), q)
         add_scaled_(out, means.gather(1, code), weight)
+
+
+def encode_quantiles_many(
+    message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+) -> Tensor:
+    def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        rng = replace(many.streams[t], step=step)
+        return encode_quantiles(x, q, zero_edge, seen[t * many.rows], rng, memory, rest)
+
+    return encode_each(message, many, encode)
+
+
+def sum_quantiles_many(rows: Tensor, many: Many, q: int, weight: float) -> Tensor:
+    widths = [quantile_bytes(n, q) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_quantiles(received, out, q, weight))

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from grace.compute.launching import READ, launch
 from grace.flags.finite import Flag
+from grace.kernels.coded import Payload
+from grace.kernels.coded.triton import code_of_number, coding, number_of_code
 from grace.kernels.many import Many
 from grace.kernels.selection.tiles.triton import (
     COLUMNS,
@@ -114,21 +116,24 @@ def _tally(
 
 @triton.jit(do_not_specialize=["least", "k"])
 def _emit(
-    table, programs, x, n, tiles, spans, slabs, counts, state, begins, plane, kept, index, sent, k, least,
+    table, programs, x, n, tiles, spans, slabs, counts, state, begins, plane, kept, index, sent, k, least, fronts,
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TOPK: tl.constexpr, KEEP_REST: tl.constexpr,
-    NARROW: tl.constexpr, LISTED: tl.constexpr,
+    NARROW: tl.constexpr, LISTED: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, BITS: tl.constexpr,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Writes places and what is sent for them; x keeps the rest. Of keys equal to the k-th the first ones are taken.
 
     LISTED: ``kept`` is a table of lists (:class:`grace.kernels.counted.triton.Lists`), and of a row that is sent without one
-    everything is.
+    everything is. KIND: codes are sent, which are relative to ``fronts [rows]``, and of some rows nothing.
     """
     row = row_of(programs, MANY)
     all_sent = row < 0
+    some = row >= 0
     if LISTED:
         all_sent = tl.load(kept + 8 * row + 2) == 3
         first = tl.load(kept + 8 * row + 1)
+        if KIND:
+            some = tl.load(kept + 8 * row) > 0
     else:
         _k, first = kept_of(kept, row, k, MANY)
     entire = all_sent
@@ -154,15 +159,20 @@ def _emit(
             equals += tl.sum(equal, 1)[:, None]
         else:
             keep = inside & (key >= bound_of(least, row, LISTED))
-        keep = keep | (inside & all_sent)
+        keep = (keep | (inside & all_sent)) & some
         ones = keep.to(tl.int32)
         at = first + begin + tl.cumsum(ones, 1) - ones
         begin += tl.sum(ones, 1)[:, None]
         value = p
         if NARROW:
             value = nearest_bfloat16(p)
+        payload = value
+        if KIND:
+            word = tl.load(fronts + row)
+            payload = code_of_number(p, word, KIND, MOST)
+            value = number_of_code(payload, word, KIND)
         tl.store(index + at, i.to(tl.int64), keep & (all_sent == 0))
-        tl.store(sent + at, value, keep)
+        tl.store(sent + at, payload, keep)
         if KEEP_REST:
             tl.store(x + i, p - value, keep)
 
@@ -229,10 +239,11 @@ class Reaching(NamedTuple):
         begins, total = look.scan(notes.counts)
         return Reaching(finite, look, notes, begins, total[0])
 
-    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool) -> None:
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """Writes places and what is sent for them, ``[K]`` each, where ``lists [rows, 8]`` say."""
-        self.look.read(_emit, self.notes, self.begins, None, lists, index, sent, None, self.notes.least,
-                       TOPK=False, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True)  # fmt: skip
+        self.look.read(_emit, self.notes, self.begins, None, lists, index, sent, None, self.notes.least, payload.fronts,
+                       TOPK=False, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True,
+                       **coding(payload.codes))  # fmt: skip
 
 
 class Largest(NamedTuple):
@@ -251,10 +262,11 @@ class Largest(NamedTuple):
         measure_many(look, many, notes)
         return Largest(look, notes, _count_largest(look, notes), total)
 
-    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool) -> None:
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """As :meth:`Reaching.emit`, ``[K]`` each."""
-        self.look.read(_emit, self.notes, self.begins, self.look.tiles, lists, index, sent, None, 0,
-                       TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True)  # fmt: skip
+        self.look.read(_emit, self.notes, self.begins, self.look.tiles, lists, index, sent, None, 0, payload.fronts,
+                       TOPK=True, KEEP_REST=keep_rest, NARROW=payload.narrow, LISTED=True,
+                       **coding(payload.codes))  # fmt: skip
 
 
 def take_at_least(
@@ -289,8 +301,8 @@ def _take_above(
     k = int(total)
     index, sent = p.new_empty(k, dtype=torch.int64), p.new_empty(k)
     if k:
-        look.read(_emit, notes, begins, look.tiles, None, index, sent, k, least,
-                  TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, LISTED=False)  # fmt: skip
+        look.read(_emit, notes, begins, look.tiles, None, index, sent, k, least, None,
+                  TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, LISTED=False, **coding(None))  # fmt: skip
     return index, sent, finite
 
 
@@ -323,8 +335,8 @@ def _take_largest(
 ) -> None:  # fmt: skip
     """Writes the k largest of each row into ``index`` and ``sent``."""
     begins = _count_largest(look, notes)
-    look.read(_emit, notes, begins, look.tiles, kept, index, sent, k, 0,
-              TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=False)  # fmt: skip
+    look.read(_emit, notes, begins, look.tiles, kept, index, sent, k, 0, None,
+              TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=False, **coding(None))  # fmt: skip
 
 
 def _least_key(bound: float, strict: bool) -> int:

@@ -13,8 +13,10 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, power_of_two
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
-from grace.kernels.bit_streams.triton import first_of_each, load_bits
+from grace.kernels.bit_streams.triton import first_of_each, load_bits, pack_byte
 from grace.kernels.blocks import block_count
+from grace.kernels.coded import Codes, Payload
+from grace.kernels.coded.triton import coding, front_bytes_of, load_coded
 from grace.kernels.index_lists import PlaceLists, check_list, layout
 from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, place_in, read_lists
 from grace.kernels.many import Many
@@ -30,10 +32,12 @@ _OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a
 
 @triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size"])
 def _write(
-    table, programs, lists, sent, index, wire, w, k, number, low, low_bytes, size,
-    MANY: tl.constexpr, NARROW: tl.constexpr, TILE: tl.constexpr,
+    table, programs, lists, sent, index, wire, fronts, w, k, number, low, low_bytes, size,
+    MANY: tl.constexpr, NARROW: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The wires: the values of each row, as float32 or as the nearest bfloat16, then the code of their places."""
+    """The wires: the values of each row, as float32 or as the nearest bfloat16, or KIND: its front and codes; then the code of
+    their places.
+    """
     if MANY:
         row, tile = tile_of(programs)
         place, _n = wire_of(table, row)
@@ -50,12 +54,18 @@ def _write(
     byte = tl.zeros((TILE,), tl.int32)
     if start < 0:
         valued = start + lane < 0
-        value = tl.load(sent + first + tile * (TILE // (4 - 2 * NARROW)) + lane // (4 - 2 * NARROW), valued, 0.0)
-        if NARROW:
-            word = nearest_bfloat16(value).to(tl.int32, bitcast=True) >> 16
+        if KIND:
+            o = tile * TILE + lane
+            word = tl.load(fronts + row) >> (tl.minimum(o, 3) * 8).to(tl.int32)
+            packed = pack_byte(sent + first, tl.maximum(o - front_bytes_of(KIND), 0), k, BITS).to(tl.int32)
+            byte = tl.where(valued, tl.where(o < front_bytes_of(KIND), word & 0xFF, packed), 0)
         else:
-            word = value.to(tl.int32, bitcast=True)
-        byte = tl.where(valued, (word >> (lane % (4 - 2 * NARROW) * 8)) & 0xFF, 0)
+            value = tl.load(sent + first + tile * (TILE // (4 - 2 * NARROW)) + lane // (4 - 2 * NARROW), valued, 0.0)
+            if NARROW:
+                word = nearest_bfloat16(value).to(tl.int32, bitcast=True) >> 16
+            else:
+                word = value.to(tl.int32, bitcast=True)
+            byte = tl.where(valued, (word >> (lane % (4 - 2 * NARROW) * 8)) & 0xFF, 0)
     if start + TILE > 0:
         byte |= code_byte(index + first, start, k, number, low, low_bytes, size, TILE)
     tl.store(at + tile * TILE + lane, byte.to(tl.uint8), start + lane < size)
@@ -91,13 +101,14 @@ def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STE
 def _sum_lists(
     table, programs, lists, wires, index, out, marks, b, W, plane, stride, row_stride, n, k, steps, weight,
     MANY: tl.constexpr, EACH: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr,
-    COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
+    COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr,
+    LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order; ``plane =
     b k``. MANY: what ``[W, plane]`` say, those of all rows side by side. EACH: in W tables of b rows, one behind the other.
 
     Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W. UNIT: of the
-    grid of values, which EACH does not have; 0: they are numbers.
+    grid of values, which EACH does not have; 0: they are numbers, or KIND: with EACH, codes behind a front.
     """
     if MANY:
         row, tile = tile_of(programs)
@@ -146,6 +157,8 @@ def _sum_lists(
             inside = (j < end) & (i >= first) & (i < first + OWNED) & (i < n)
             if UNIT:
                 value, good = _load_of_grid(base, j, j < end, k, BITS, COUNT, STEP, UNIT)
+            elif KIND:
+                value, good = load_coded(base, j, j < end, tl.sum(tl.where(this, k, 0), 0), KIND, MOST, BITS)
             else:
                 value, good = _load_value(base, j, j < end, NARROW)
             mark_if(marks, (j < end) & (good == 0))
@@ -196,7 +209,7 @@ def sum_topk(
             launch(
                 _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, b, run.count,
                 b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, ADD=add,
-                NARROW=narrow, **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
+                NARROW=narrow, **coding(None), **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -220,8 +233,8 @@ def _write_pairs(index: Tensor, sent: Tensor, n: int, code: str, narrow: bool) -
     """The wires of legal lists ``[b, k]`` int64 and their values."""
     (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
     wire = torch.empty(b, k * (2 if narrow else 4) + size, dtype=torch.uint8, device=index.device)
-    launch(_write, (block_count(wire.shape[1], TILE), b), None, None, None, sent, index, wire, wire.shape[1], k, number, low,
-           packed_bytes(k, low), size, MANY=False, NARROW=narrow, TILE=TILE)  # fmt: skip
+    launch(_write, (block_count(wire.shape[1], TILE), b), None, None, None, sent, index, wire, None, wire.shape[1], k, number,
+           low, packed_bytes(k, low), size, MANY=False, NARROW=narrow, **coding(None), TILE=TILE)  # fmt: skip
     return wire
 
 
@@ -282,16 +295,18 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
     if finite is NotImplemented:
         return NotImplemented
     tiles = many.pairs((ListTable, pairs, "write"), lambda: [block_count(width, TILE) for width in table.widths])
-    write_tables(message, many, table.lists, tiles, index, sent, pairs.narrow)
+    write_tables(message, many, table.lists, tiles, index, sent, Payload(pairs.narrow))
     return finite
 
 
 def write_tables(
-    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, narrow: bool
+    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, payload: Payload
 ) -> None:
-    """Writes values ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire (``tiles``)."""
-    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, *[None] * 6, MANY=True, NARROW=narrow,
-           TILE=TILE)  # fmt: skip
+    """Writes what is sent ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire
+    (``tiles``).
+    """
+    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
+           NARROW=payload.narrow, **coding(payload.codes), TILE=TILE)  # fmt: skip
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
@@ -306,7 +321,7 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 
 def sum_tables(
     rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
-    *, each: bool, add: bool, grid: ScaledCodes | None = None, plane: int | None = None,
+    *, each: bool, add: bool, grid: ScaledCodes | None = None, codes: Codes | None = None, plane: int | None = None,
 ) -> None:  # fmt: skip
     """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
     ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
@@ -317,7 +332,7 @@ def sum_tables(
     plane = index.shape[1] if plane is None else plane
     launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.words, len(many), W,
            plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
-           NARROW=narrow, **_grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+           NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
@@ -348,7 +363,7 @@ def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceList
 def _grid(grid: ScaledCodes | None) -> dict[str, int]:
     """A grid as constants of a kernel."""
     if grid is None:
-        return {"BITS": 0, "COUNT": 0, "STEP": 0, "UNIT": 0}
+        return {"COUNT": 0, "STEP": 0, "UNIT": 0}
     return {"BITS": grid.bits, "COUNT": grid.count, "STEP": grid.step, "UNIT": grid.unit}
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "narrow_many",
     "pad_many",
     "round_many",
+    "scale_many",
     "sum_many",
     "weigh_many",
     "widen_many",
@@ -37,15 +38,23 @@ def sum_many(like: Tensor, many: Many) -> None:
 
 
 @operation
-def weigh_many(weights: Tensor, share: float, many: Many) -> None:
-    """Sets each rest to ``share x``, which is rounded to x's type, plus its weight, of ``[T]`` float32, times the memory, as
-    :func:`grace.compute.portable.add_product` rounds that; x ``[1, n_t]`` may be narrower, and float32 xs may be the rests.
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
+    """Sets each rest to ``share x``, which is rounded to x's type, plus its weight, of ``[T]`` float32, times the memory. This
+    sum is rounded once, as by :func:`grace.compute.portable.add_product`, or if not ``once`` the product is rounded first. x
+    ``[1, n_t]`` may be narrower, and float32 xs may be the rests.
     """
 
 
 @operation
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     """Sets the xs of ``many``, ``[1, n_t]`` float32, to the first numbers of those of rooms, m_t >= n_t."""
+
+
+@operation
+def scale_many(factors: Tensor, many: Many) -> None:
+    """Multiplies each x, ``[1, n_t]``, by its factor of ``[T]`` float64, rounded to float32; a narrow x is rounded to nearest
+    and even. Where the factor is 1 nothing changes.
+    """
 
 
 @operation

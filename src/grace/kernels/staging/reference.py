@@ -27,16 +27,22 @@ def sum_many(like: Tensor, many: Many) -> None:
         torch.add(x, memory, out=rest)
 
 
-def weigh_many(weights: Tensor, share: float, many: Many) -> None:
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
     assert many.memories is not None
     assert many.rests is not None
     for weight, x, memory, rest in zip(weights, many.xs, many.memories, many.rests, strict=True):
-        rest.copy_(add_product(x * share, weight, memory))
+        part = x * share
+        rest.copy_(add_product(part, weight, memory) if once else part + weight * memory)
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     for x, room in zip(many.xs, rooms.xs, strict=True):
         x.copy_(room[:, : x.shape[1]])
+
+
+def scale_many(factors: Tensor, many: Many) -> None:
+    for factor, x in zip(factors.float(), many.xs, strict=True):
+        x.copy_(torch.where(factor == 1, x, (x.float() * factor).to(x.dtype)))
 
 
 def clear_many(flags: Tensor, many: Many) -> None:

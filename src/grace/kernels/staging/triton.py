@@ -38,7 +38,7 @@ def _sum(table, programs, like, HAS_MEMORY: tl.constexpr, EVEN: tl.constexpr, TI
 
 
 @triton.jit(do_not_specialize=["share"])
-def _weigh(table, programs, like, weights, share, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _weigh(table, programs, like, weights, share, ONCE: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
@@ -50,7 +50,10 @@ def _weigh(table, programs, like, weights, share, EVEN: tl.constexpr, TILE: tl.c
     else:
         part = part.to(like.dtype.element_ty).to(tl.float32)
     e = load_tile(tensor_of(table, task, 1, EVEN) + i, inside, full)
-    total = add_product(part, tl.load(weights + task), e)
+    if ONCE:
+        total = add_product(part, tl.load(weights + task), e)
+    else:
+        total = part + tl.load(weights + task) * e
     store_tile(tensor_of(table, task, 2, EVEN) + i, total, inside, full)
 
 
@@ -103,6 +106,17 @@ def _store_rounded(x, i, inside, number):
 
 
 @triton.jit
+def _scale(table, programs, like, factors, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    factor = tl.load(factors + task)
+    if factor != 1:
+        x, _start = numbers_of(table, task, like, EVEN)
+        _place, n = wire_of(table, task)
+        i = tile * TILE + tl.arange(0, TILE)
+        _store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
+
+
+@triton.jit
 def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
@@ -150,14 +164,19 @@ def sum_many(like: Tensor, many: Many) -> None:
            TILE=TILE)  # fmt: skip
 
 
-def weigh_many(weights: Tensor, share: float, many: Many) -> None:
+def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
     tiles = many.tiles(TILE)
-    launch(_weigh, (len(tiles),), many.table, tiles, many.like, weights, share, EVEN=many.even, TILE=TILE)
+    launch(_weigh, (len(tiles),), many.table, tiles, many.like, weights, share, ONCE=once, EVEN=many.even, TILE=TILE)
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     tiles = many.tiles(TILE)
     launch(_fetch, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+
+
+def scale_many(factors: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_scale, (len(tiles),), many.table, tiles, many.like, factors.float(), EVEN=many.even, TILE=TILE)
 
 
 def clear_many(flags: Tensor, many: Many) -> None:

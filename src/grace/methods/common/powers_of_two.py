@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,14 +11,13 @@ from torch import Tensor
 
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.errors import PayloadError
+from grace.kernels import Chosen, CountedCode, Many, choose_coded_many, tops_many
+from grace.kernels.coded import BIAS, SPAN, Powers
+from grace.kernels.coded.wire import add_coded_, write_coded_
 from grace.kernels.index_lists.codes import IndexCode, pad
-from grace.kernels.places import add_at_
-from grace.methods.common import coded_wire
 from grace.random import Stream
 
-_BIAS = 127  # of the exponent on the wire: 1 to 254 for 2**-126 to 2**127
-_SPAN = 7  # powers of two below the largest that can be sent
+_BIAS64 = 1023  # of the exponent of a float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +34,27 @@ class PowersOfTwo(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         encoded = []
         for row in rows:  # [n]
-            mantissa, exponent = row.abs().frexp()  # [0.5, 1) 2**exponent
-            largest = int(torch.where(row == 0, -1000, exponent).amax()) - 1
-            below = largest - (exponent - (mantissa < 0.75).to(exponent.dtype)).clamp_(max=largest)
-            sent = (row != 0) & (below <= _SPAN) & (largest > -_BIAS)
-            index = sent.nonzero()[:, 0]  # [k]
-            codes = below[index] | ((row[index] < 0) << 3)
-            head = torch.tensor([max(0, largest + _BIAS)], dtype=torch.uint8, device=row.device)
-            encoded.append(coded_wire.join(head, index, codes, 4, row.numel(), self.index))
-            if keep_rest:
-                row[index] -= _values(largest, codes)
+            largest = float(row.abs().amax())
+            exponent = math.frexp(largest)[1] - 1 if largest else -BIAS
+            front = torch.tensor([max(0, exponent + BIAS)], dtype=torch.uint8, device=row.device)
+            bound = 0.75 * 2.0 ** (exponent - SPAN)
+            encoded.append(write_coded_(row, front, bound, Powers(), self.index, strict=False, keep_rest=keep_rest))
         return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
-            largest, index, codes = coded_wire.split(one, ("exponent", torch.uint8, 1), 4, row.numel(), self.index)
-            if int(largest) > 2 * _BIAS:
-                raise PayloadError(f"field 'exponent' must be at most {2 * _BIAS}, got {int(largest)}")
-            add_at_(row, 0, index, _values(int(largest) - _BIAS, codes) * scale)
+        for part, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
+            add_coded_(part, row, scale, Powers(), self.index)
+
+    @property
+    def counted(self) -> CountedCode:
+        return CountedCode(self.index, False, Powers())
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        top = tops_many(many.like, many)
+        exponent = top.frexp().exponent - 1  # of the largest
+        fronts = (exponent + BIAS).clamp_min(0).masked_fill(~((top > 0) & top.isfinite()), 0)
+        bounds = ((exponent.long() - SPAN + _BIAS64) << 52).view(torch.float64) * 0.75
+        return choose_coded_many(fronts.int(), bounds, many, code, strict=False)
 
     def facts(self, n: int) -> Facts:
         return Facts()
-
-
-def _values(largest: int, codes: Tensor) -> Tensor:
-    powers = [2.0 ** (largest - below) for below in range(_SPAN + 1)]
-    size = torch.tensor(powers, dtype=torch.float32, device=codes.device)[codes & _SPAN]
-    return torch.where(codes >> 3 == 1, -size, size)

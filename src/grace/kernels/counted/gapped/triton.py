@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compute.launching import TILE, Marks
+from grace.kernels.coded import Payload
 from grace.kernels.counted.parts import COUNT, DENSE_COUNT, Chosen, CountedCode, CountedPlaces
 from grace.kernels.gap_lists import GapLists
 from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
@@ -43,13 +44,13 @@ class _Fields:
     def __init__(self, counts: Sequence[int], sizes: Sequence[int], code: CountedCode):
         self.dense = [count == DENSE_COUNT for count in counts]
         self.stored = [n if whole else k for n, k, whole in zip(sizes, counts, self.dense, strict=True)]
-        before = [COUNT + code.value * k for k in self.stored]
+        before = [COUNT + code.bytes_of(k) for k in self.stored]
         kept = [0 if whole else k for k, whole in zip(self.stored, self.dense, strict=True)]
         self.lists = GapLists(tuple(kept), code.index, tuple(before))
         self.tables = torch.zeros(len(before), 8, dtype=torch.int64)
         stored = torch.tensor(self.stored)
         self.tables[:, 0], self.tables[:, 1] = stored, stored.cumsum(0) - stored
-        self.tables[:, 2], self.tables[:, 6] = 3 * torch.tensor(self.dense), code.value * stored
+        self.tables[:, 2], self.tables[:, 6] = 3 * torch.tensor(self.dense), torch.tensor(before) - COUNT
 
     @property
     def steps(self) -> int:
@@ -57,11 +58,13 @@ class _Fields:
         return max(self.stored).bit_length()
 
 
-def choose_gapped(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
+def choose_gapped(
+    many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode, fronts: Tensor | None
+) -> Chosen:
     """As :func:`grace.kernels.counted.choose_reaching_many`, of what was picked."""
     counts: list[int] = picked.total.tolist()  # the question
     for t, (n, k) in enumerate(zip(many.sizes, counts, strict=True)):
-        if k * code.value + most(n, k, code.index) >= n * code.value:
+        if code.whole and k * code.value + most(n, k, code.index) >= n * code.value:
             counts[t] = DENSE_COUNT
     says, device = _Fields(counts, many.sizes, code), many.device
     begins, size = torch.tensor(says.lists.begins), sum(says.lists.before)
@@ -72,11 +75,12 @@ def choose_gapped(many: Many, picked: Reaching | Largest, finite: Tensor, code: 
         (says.tables, tiles, heads, torch.tensor(counts, dtype=torch.int32)), device
     )
     K = sum(says.stored)
-    index, sent = own.new_empty(K), torch.empty(K, device=device)
-    picked.emit(own, index, sent, many.rests is not None, code.narrow)
+    payload = Payload(code.narrow, code.codes, fronts)
+    index, sent = own.new_empty(K), payload.room(K, device)
+    picked.emit(own, index, sent, many.rests is not None, payload)
     fields = torch.zeros(size, dtype=torch.uint8, device=device)
     fields[heads.view(-1)] = numbers.view(torch.uint8)
-    write_tables(fields, many, own, tiles, index, sent, code.narrow)
+    write_tables(fields, many, own, tiles, index, sent, payload)
     table = GapTable(many.sizes, device, says.lists, says.stored)
     widths, laid = lay_lists(index, fields, table)
     return Chosen(widths, finite, _Notes(table, laid))
@@ -117,16 +121,16 @@ def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlace
     for first in range(0, W, AT_ONCE):
         part = slice(first, first + AT_ONCE)
         sum_tables(rows[part], many, tables.view(W, T, 8)[part].contiguous(), index, says.steps, weight, own, code.narrow,
-                   each=True, add=first > 0, plane=0)  # fmt: skip
+                   each=True, add=first > 0, codes=code.codes, plane=0)  # fmt: skip
     return many.all_of(own.words) & ((marks.words + wrong).view(W, T) == 0).all(dim=0)
 
 
 def _fits(count: int, n: int, width: int, code: CountedCode) -> bool:
     """Whether a wire of n numbers may have this count and this width."""
-    if count == DENSE_COUNT:
-        return width == COUNT + code.value * n
+    if code.whole and count == DENSE_COUNT:
+        return width == COUNT + code.bytes_of(n)
     if not 0 <= count <= n:
         return False
-    size, (head,) = width - COUNT - code.value * count, GapLists((count,), code.index, (0,)).heads([n])
+    size, (head,) = width - COUNT - code.bytes_of(count), GapLists((count,), code.index, (0,)).heads([n])
     unary = packed_bytes(count, 1) if code.index == "rice" else 0
     return head + unary <= size <= most(n, count, code.index)

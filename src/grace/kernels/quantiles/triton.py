@@ -1,0 +1,271 @@
+"""Buckets between quantiles as Triton kernels, for the tensors of a bucket.
+
+Quantiles are read from the sorted numbers of all rows. A mean is a sum of its bucket's numbers in their order: they are sorted
+by their buckets, which keeps that order, and a thread adds up those of a bucket; in what order programs run changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grace.compute.launching import TILE, Marks, launch
+from grace.errors import PayloadError
+from grace.kernels.bit_streams.triton import reaching
+from grace.kernels.many import Many
+from grace.kernels.many.jobs import add_up, add_up_many
+from grace.kernels.many.triton import adder_at, code_width, numbers_of, so_far, tensor_of, tile_of, wire_of
+from grace.kernels.quantiles import BAD_MEAN, bad_code, code_bits, quantile_bytes
+from grace.kernels.subsets import Drawing
+from grace.kernels.subsets.triton import Subsets
+from grace.kernels.triton import (
+    load_code,
+    load_float,
+    load_number,
+    load_sum,
+    magnitude,
+    mark_if,
+    positions_of,
+    store_codes,
+    store_float,
+    store_tile,
+    word_of,
+)
+
+_CHAINS = 4  # buckets of a program that adds up
+
+
+@triton.jit
+def ascending_word(word):
+    """int32 in the order of the numbers whose bits these are, or of those of such a word: its inverse."""
+    return word ^ ((word >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def key_of_row(p, row):
+    """int64: what sorts numbers by their rows, and in each by size; both zeros are one."""
+    return (row << 32) + ascending_word(word_of(tl.where(p == 0, 0.0, p))).to(tl.int64)
+
+
+@triton.jit
+def _look(
+    table, programs, like, marks, shapes, keys,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """``rest = x + e``; marks of rows with what is not finite, with negative, and with other numbers; and the keys of rows
+    that are seen entirely.
+    """
+    row, tile = tile_of(programs)
+    x, start = numbers_of(table, row, like, EVEN)
+    _place, n = wire_of(table, row)
+    seen, head = tl.load(shapes + 2 * row), tl.load(shapes + 2 * row + 1)
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    left = tl.minimum(n - first, TILE).to(tl.int32)
+    inside, full = lane < left, left == TILE
+    start += first
+    p = load_sum(x + start, tensor_of(table, row, 1, EVEN) + start, lane, inside, HAS_MEMORY, full)
+    mark_if(marks + 3 * row, magnitude(p) >= 0x7F800000)
+    mark_if(marks + 3 * row + 1, p < 0)
+    mark_if(marks + 3 * row + 2, inside & (p >= 0))
+    if HAS_REST:
+        store_tile(tensor_of(table, row, 2, EVEN) + start + lane, p, inside, full)
+    if seen == n:
+        store_tile(keys + head + first + lane, key_of_row(p, row), inside, full)
+
+
+@triton.jit
+def _number_at(table, row, like, i, inside, HELD: tl.constexpr, EVEN: tl.constexpr):
+    """float32: the sums with the memory at i of a row: of the rests, or if there are none of the xs."""
+    x, start = numbers_of(table, row, like, EVEN)
+    if HELD:
+        x = tensor_of(table, row, 2, EVEN)
+    return load_number(x + start, i, inside)
+
+
+@triton.jit
+def _sample(
+    table, programs, like, rows, shapes, index, keys, HELD: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """The keys of rows of which a subset is seen, which ``index`` lists for one after the other. rows: which of all they are,
+    and where their lists begin.
+    """
+    which, tile = tile_of(programs)
+    row, begin = tl.load(rows + 2 * which), tl.load(rows + 2 * which + 1)
+    seen, head = tl.load(shapes + 2 * row), tl.load(shapes + 2 * row + 1)
+    j = tile * TILE + tl.arange(0, TILE)
+    p = _number_at(table, row, like, tl.load(index + begin + j, j < seen, 0), j < seen, HELD, EVEN)
+    tl.store(keys + head + j, key_of_row(p, row), j < seen)
+
+
+@triton.jit
+def _cut(keys, shapes, marks, edges, q, ZERO_EDGE: tl.constexpr, SIZE: tl.constexpr):
+    """``edges [rows, SIZE]``: of each row q - 1, then inf. keys: ascending."""
+    row = tl.program_id(0).to(tl.int64)
+    seen, head = tl.load(shapes + 2 * row), tl.load(shapes + 2 * row + 1)
+    j = tl.arange(0, SIZE).to(tl.int64) + 1
+    word = (tl.load(keys + head + j * seen // q, j < q, 0) - (row << 32)).to(tl.int32)
+    edge = ascending_word(word).to(tl.float32, bitcast=True)
+    if ZERO_EDGE:
+        negative = reaching(keys + head, row << 32, seen, 0, 0)
+        z = tl.minimum(tl.maximum((2 * q * negative + seen) // (2 * seen), 1), q - 1)
+        mixed = (tl.load(marks + 3 * row + 1) != 0) & (tl.load(marks + 3 * row + 2) != 0)
+        edge = tl.where((j == z) & mixed, 0.0, edge)
+    tl.store(edges + row * SIZE + j - 1, tl.where(j < q, edge, float("inf")))
+
+
+@triton.jit
+def _encode(
+    table, programs, heads, like, edges, wire, cells, q, BITS: tl.constexpr, HELD: tl.constexpr, EVEN: tl.constexpr,
+    G: tl.constexpr,
+):  # fmt: skip
+    """The codes of numbers, and which of the buckets of all rows these are."""
+    row, tile = tile_of(programs)
+    place, n = wire_of(table, row)
+    first, i, counts = positions_of(tile, G, 8)
+    inside = counts & (i < n)
+    p = _number_at(table, row, like, i, inside, HELD, EVEN)
+    code = tl.zeros((G, 8), tl.int32)  # how many edges are at most p
+    for t in tl.static_range(0, BITS):
+        half = (1 << BITS) >> (t + 1)
+        code += tl.where(tl.load(edges + (row << BITS) + code + half - 1) <= p, half, 0)
+    code = tl.minimum(code, q - 1).to(tl.int32)  # where p is inf
+    store_codes(wire + place + 4 * q, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
+    tl.store(cells + tl.load(heads + row) + i, (row * q).to(tl.int32) + code, inside)
+
+
+@triton.jit
+def _add(
+    table,
+    programs,
+    heads,
+    like,
+    ends,
+    order,
+    wire,
+    means,
+    q,
+    HELD: tl.constexpr,
+    EVEN: tl.constexpr,
+    CHAINS: tl.constexpr,
+):
+    """The means of buckets, into the wires and into ``means [rows, q]``. ``order``: the numbers of all rows, those of a bucket
+    side by side; ``ends``: how many there are before each bucket.
+    """
+    row, tile = tile_of(programs)
+    place, _n = wire_of(table, row)
+    head = tl.load(heads + row)
+    bucket = tile * CHAINS + tl.arange(0, CHAINS)
+    inside = bucket < q
+    begin = tl.load(ends + row * q + bucket, inside, 0)
+    count = tl.load(ends + row * q + bucket + 1, inside, 0) - begin
+    total = tl.zeros((CHAINS,), tl.float64)
+    for t in tl.range(0, tl.max(count, 0).to(tl.int32), loop_unroll_factor=16):  # so that as many loads are under way
+        there = t < count
+        i = tl.load(order + begin + t, there, head) - head
+        total += _number_at(table, row, like, i, there, HELD, EVEN).to(tl.float64)
+    mean = (total / tl.maximum(count, 1).to(tl.float64)).to(tl.float32)
+    store_float(wire + place + 4 * bucket, mean, inside)
+    tl.store(means + row * q + bucket, mean, inside)
+
+
+@triton.jit
+def _drop(table, programs, heads, cells, means, LARGEST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """Takes from the rests what the wires say."""
+    row, tile = tile_of(programs)
+    _place, n = wire_of(table, row)
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    left = tl.minimum(n - first, TILE).to(tl.int32)
+    at = tensor_of(table, row, 2, EVEN) + tl.load(table + 8 * row + 7) + first + lane
+    cell = tl.load(cells + tl.load(heads + row) + first + lane, lane < left, 0)
+    rest = tl.load(at, lane < left, 0.0) - tl.load(means + cell)
+    rest = tl.where(rest > LARGEST, LARGEST, tl.where(rest < -LARGEST, -LARGEST, rest))
+    tl.store(at, rest, lane < left)
+
+
+@triton.jit(do_not_specialize=["weight", "n"])
+def _sum(
+    table, programs, wires, out, marks, n, W, stride, row_stride, block: tl.constexpr, weight, q,
+    BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    out, first, n, base, marks, _nb = adder_at(
+        table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE
+    )
+    i = first + tl.arange(0, TILE)
+    inside, full = i < n, n - first >= TILE
+    total = so_far(out, i, n, ADD, full)
+    mean = tl.arange(0, 1 << BITS)
+    for _ in range(W):
+        if first == 0:
+            mark_if(marks, magnitude(load_float(base + 4 * mean, mean < q)) >= 0x7F800000)
+        code, _good = load_code(base + 4 * q, i, inside, code_width(n, BITS), BITS)
+        mark_if(marks + 1, inside & (code >= q))
+        total += load_float(base + 4 * code, inside & (code < q)) * weight
+        base += stride
+    store_tile(out + i, total, inside, full)
+
+
+def encode_quantiles_many(
+    message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+) -> Tensor:
+    device, tiles, heads, held = many.device, many.tiles(TILE), many.heads(1), many.rests is not None
+    rows, bits, shapes, marks = len(many), code_bits(q), many.kept(seen), Marks(message, 3 * len(many))
+    keys = torch.empty(sum(seen), dtype=torch.int64, device=device)
+    launch(_look, (len(tiles),), many.table, tiles, many.like, marks.words, shapes, keys, EVEN=many.even,
+           HAS_MEMORY=many.memories is not None, HAS_REST=held, TILE=TILE)  # fmt: skip
+    _sample_rows(keys, many, seen, shapes, step)
+    edges = torch.empty(rows << bits, device=device)
+    launch(_cut, (rows,), torch.sort(keys).values, shapes, marks.words, edges, q, ZERO_EDGE=zero_edge, SIZE=1 << bits)
+    cells = torch.empty(sum(many.sizes), dtype=torch.int32, device=device)
+    launch(_encode, (len(tiles),), many.table, tiles, heads, many.like, edges, message, cells, q, BITS=bits, HELD=held,
+           EVEN=many.even, G=TILE // 8)  # fmt: skip
+    ascending, order = torch.sort(cells, stable=True)
+    every = many.numbers(("every", q), lambda: range(rows * q + 1), torch.int32)
+    owned, means = many.pairs(("buckets", q), lambda: [-(-q // _CHAINS)] * rows), torch.empty(rows * q, device=device)
+    launch(_add, (len(owned),), many.table, owned, heads, many.like, torch.searchsorted(ascending, every), order, message,
+           means, q, HELD=held, EVEN=many.even, CHAINS=_CHAINS, num_warps=1)  # fmt: skip
+    if held:
+        launch(_drop, (len(tiles),), many.table, tiles, heads, cells, means, LARGEST=torch.finfo(torch.float32).max,
+               EVEN=many.even, TILE=TILE)  # fmt: skip
+    return many.all_of(marks.words.view(-1, 3)[:, 0].contiguous())
+
+
+def _sample_rows(keys: Tensor, many: Many, seen: tuple[int, ...], shapes: Tensor, step: int) -> None:
+    """The keys of those rows of which a subset is seen."""
+    sampled = [row for row, (n, m) in enumerate(zip(many.sizes, seen, strict=True)) if m < n]
+    if not sampled:
+        return
+    counts = [seen[row] for row in sampled]
+    begins = [sum(counts[:k]) for k in range(len(counts))]
+    drawn = many.once(("sampled", seen), lambda: _drawn(many, sampled, [4 * begin for begin in begins]))
+    drawn.point([many.xs[row // many.rows][row % many.rows][None] for row in sampled])
+    subsets = Subsets.of(drawn, Drawing(tuple(counts), None))
+    subsets.draw(step)
+    where = many.numbers(("sampled", seen, "rows"), lambda: _pairs(sampled, begins), torch.int64)
+    tiles = drawn.pairs(("sampled", seen), lambda: [-(-count // TILE) for count in counts])
+    launch(_sample, (len(tiles),), many.table, tiles, many.like, where, shapes, subsets.index, keys,
+           HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
+
+
+def _drawn(many: Many, sampled: Sequence[int], places: Sequence[int]) -> Many:
+    """These rows, each as a tensor of its own, with the stream of its tensor, and where its subset is listed."""
+    streams = [many.streams[row // many.rows] for row in sampled]
+    return Many([many.sizes[row] for row in sampled], places, streams, many.device)
+
+
+def _pairs(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    return [number for pair in zip(left, right, strict=True) for number in pair]
+
+
+def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float, *, add: bool = False) -> None:
+    n, bits = out.shape[1], code_bits(q)
+    marks = add_up(_sum, received, out, quantile_bytes(n, q), n, weight, 2, q, BITS=bits, add=add)
+    marks.refuse(0, lambda: PayloadError(BAD_MEAN))
+    marks.refuse(1, lambda: PayloadError(bad_code(q)))
+
+
+def sum_quantiles_many(rows: Tensor, many: Many, q: int, weight: float) -> Tensor:
+    return add_up_many(_sum, rows, many, max(many.sizes), weight, 2, q, BITS=code_bits(q))
