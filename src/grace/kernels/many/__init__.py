@@ -96,7 +96,7 @@ class Many:
     def point(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
     ) -> bool:
-        """From now on these are the tensors, of any shapes, ``b n_t`` numbers each. Their addresses go to the device unless they
+        """From now on these are the tensors, of any shapes. Their addresses go to the device unless they
         have been there; False if they would have to while work is captured, and then nothing has changed.
         """
         parts = [None if part is None else [x.data_ptr() for x in part] for part in (xs, memories, rests)]
