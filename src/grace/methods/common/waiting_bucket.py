@@ -18,7 +18,7 @@ from grace.communicators.counted_many import NoPlan, exchange_chosen
 from grace.communicators.many import Prepared, prepare
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import padded_sizes, take_flat
 from grace.kernels import Many
 
@@ -41,17 +41,18 @@ class WaitingBucket:
     bucket: Prepared[NoPlan]
     xs: Sequence[Tensor]
     states: Sequence[Waiting]
-    peers: Sequence[Peer]
+    peers: Peers
     flats: dict[str, Tensor]
 
     @staticmethod
     def of(owner: object, inner: Compressor, xs: Sequence[Tensor], peers: Sequence[Peer]) -> WaitingBucket | None:
         """That of these tensors, of any shapes, whose wires ``inner`` makes; None: they go one by one."""
-        workspace = peers[0].lent.workspace
+        whose = Peers.of(peers)
+        workspace = whose.like.lent.workspace
         if workspace is None:
             return None
-        plain = [peer.lending(keep_rest=False, memory=None, rest=None, spare=None) for peer in peers]
-        bucket = prepare(owner, inner, [peer.private(inner.id) for peer in plain], xs, plain, workspace, NoPlan.of)
+        plain = Peers(whose.like.lending(keep_rest=False), whose.names)
+        bucket = prepare(owner, inner, lambda peer: peer.private(inner.id), xs, plain, workspace, NoPlan.of)
         return None if bucket is None else WaitingBucket(bucket, xs, (), plain, {})
 
     def add(self, states: Sequence[Waiting], share: float) -> None:
@@ -77,7 +78,7 @@ class WaitingBucket:
         self.flats["lent"] = lent
         sums = many.once("lent", lambda: Many(many.sizes, (), (), many.device))
         sums.point(rooms, None, rooms)
-        many.point([x.view(1, -1) for x in self.xs], None, rooms)
+        many.point(self.xs, None, rooms)
         code = compressor.counted
         assert code is not None
         chosen = compressor.choose_many_(sums, self.bucket.stream, code)
