@@ -1,7 +1,8 @@
 """What Grace itself costs: ``python -m benchmarks.overhead``.
 
-In torch time against plain DistributedDataParallel, time per tensor, and allocations; in other toolkits handing gradients over
-and back, and time against an all-reduce by hand.
+With ``--device`` what a bucket of 25 MB costs the host that submits it, and the device. Else in torch time against plain
+DistributedDataParallel, time per tensor, and allocations; in other toolkits handing gradients over and back, and time against
+an all-reduce by hand.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from benchmarks.overhead import handing_over, ladder
+from benchmarks.overhead import buckets, handing_over, ladder
 from benchmarks.overhead.hosts import TOOLKITS
 from grace.cli.output import warn_if_busy
+from grace.errors import ConfigurationError
+from grace.registry import method, spell, split_methods
+from grace_bench.devices import device_of
 from grace_command.text import plain_table
 
 
@@ -42,12 +46,21 @@ def main() -> None:
         default="torch",
         help="keras: on the backend of KERAS_BACKEND [torch]",
     )
+    parser.add_argument("--device", help="measure buckets on this one: cpu, cuda, cuda:1")
+    parser.add_argument("--methods", default=",".join(buckets.METHODS), help="whose buckets are measured [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     chosen = parser.parse_args()
     if chosen.samples < 4:
         parser.error("--samples: 4 or more")
+    try:
+        device = None if chosen.device is None else device_of(chosen.device)
+        methods = [spell(method(spec)) for spec in split_methods(chosen.methods)]
+    except ConfigurationError as error:
+        parser.error(str(error))
     warn_if_busy()
-    if chosen.toolkit == "torch":
+    if device is not None:
+        rows = buckets.measure(methods, chosen.samples, device)
+    elif chosen.toolkit == "torch":
         rows = ladder.measure(chosen.samples)
     else:
         rows = handing_over.measure(chosen.toolkit, chosen.samples)

@@ -91,6 +91,10 @@ class Run:
         as_it_is = self.dtype is torch.float32 and self.device == HOST
         return given if as_it_is else in_dtype(given, self.dtype, self.device)
 
+    def rate(self, step: int) -> float | None:
+        """The learning rate of a step, for memories that follow it."""
+        return 0.1 / (1 + step)
+
     def states(self) -> Any:
         return [in_bytes(worker.state_dict()) for worker in self.workers]
 
@@ -98,6 +102,7 @@ class Run:
         """Means and states after a step, and the traffic so far; None if there was a collective ``fail_at``: it failed."""
         runs: list[Exchange[Any]] = []
         for worker, tracer in zip(self.workers, self.tracers, strict=True):
+            worker.lr = self.rate(worker.step)
             runs.append(tracer.trace(worker.exchange(self._give(worker.rank, worker.step))))
         ops, means = self._hear(runs, [None] * len(runs))
         while ops:

@@ -39,7 +39,7 @@ SHARE = (
     ("threshold:v=1.5", torch.float32), ("threshold:v=1.2,relative=true,index=elias-fano,values=bfloat16", torch.float32),
     ("strom:tau=0.7,quanta=5,index=raw", torch.float32),
     ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
-    ("3lc:s=1.9", torch.bfloat16),
+    ("3lc:s=1.9", torch.bfloat16), ("inceptionn:p=8,memory=residual", torch.float32),
 )  # fmt: skip
 MIXED: Shapes = ((41,), (2, 3), (1,))
 AT_NIGHT = {
@@ -59,7 +59,9 @@ AT_NIGHT = {
     "sidco:ratio=0.2": SHAPES,
     "sidco:ratio=0.02,period=1": LARGE,
     "sidco:ratio=0.3,values=bfloat16,memory=none": MIXED,
-    "sidco:ratio=0.2,dist=gpareto": SMALL,  # of which each tensor goes alone
+    "sidco:ratio=0.2,dist=gpareto": SMALL,
+    "sidco:ratio=0.05,dist=gpareto,period=1": MIXED,
+    "sidco:ratio=0.2,dist=gamma": SMALL,  # of which each tensor goes alone
     "threshold:v=1,index=rice": SHAPES,
     "threshold:v=2,index=delta,memory=none": LARGE,
     "threshold:v=1e6,index=rice": SMALL,
@@ -68,18 +70,25 @@ AT_NIGHT = {
     "strom:tau=0.9,quanta=65536,index=rice": SHAPES,
     "strom:tau=0.5,quanta=3,memory=none": SMALL,
     "strom:tau=1.5": LARGE,
+    "varsparse": SHAPES,
+    "varsparse:alpha=0.5,index=raw": SMALL,
+    "varsparse:alpha=0.5,index=rice,zeta=0.5": SHAPES,
+    "varsparse:keep_error=false,alpha=0.9": LARGE,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
     "qsparse:ratio=0.2,index=rice": SHAPES,
     "qsparse:ratio=0.05,quant=4,index=delta": LARGE,
     "qsparse:ratio=0.3,quant=200,index=rice": SMALL,
+    "inceptionn": SMALL,
+    "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,
     "3lc:s=1.9,memory=none": MIXED,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
+    "inceptionn": 8, "varsparse": 12,
     "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one

@@ -17,7 +17,7 @@ from grace.communicators.one_hop import OneHop
 from grace.compute import backends
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.flags.finite import on_host
 from grace.kernels.wire_codes import WireCode
 from grace.registry.recipes import register_communicator
@@ -29,8 +29,10 @@ class Allgather(OneHop):
     """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
-        if (code := self._counted(x)) is not None and (bucket := self._prepare([x], [peer], NoPlan.of)) is not None:
-            return (yield from exchange_counted(bucket, code, [x], [peer]))[0]
+        if (code := self._counted(x)) is not None and (
+            bucket := self._prepare([x], Peers.of([peer]), NoPlan.of)
+        ) is not None:
+            return (yield from exchange_counted(bucket, code, [x], Peers.of([peer])))[0]
         loan = Loan(x, peer, as_is=True)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
@@ -47,7 +49,7 @@ class Allgather(OneHop):
     ) -> Exchange[list[Exchanged[Any]]]:
         """As :meth:`OneHop.exchange_all`, also of wires that are counted."""
         if peers and (code := self._counted(xs[0])) is not None:
-            whose = list(peers)
+            whose = Peers.of(peers)
             if (lists := self._prepare(xs, whose, NoPlan.of)) is not None:
                 return (yield from exchange_counted(lists, code, xs, whose))
         return (yield from OneHop.exchange_all(self, xs, states, peers))

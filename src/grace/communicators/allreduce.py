@@ -54,7 +54,7 @@ class Allreduce(Communicator):
         if self.compressor.transparent and not peer.lent.keep_rest:
             answer = yield AllReduce(x, "mean", donate=True)
             return Exchanged(answer, None, None)  # as the network summed it; not checked for finiteness
-        if (exchange := self._in_few_launches([x], [peer])) is not None:
+        if (exchange := self._in_few_launches([x], Peers.of([peer]))) is not None:
             return (yield from exchange)[0]
         loan = Loan(x, peer)
         if self.compressor.predivide:  # never with a memory: see with_memory
@@ -85,7 +85,7 @@ class Allreduce(Communicator):
         as many launches as one tensor takes.
         """
         if not self.compressor.transparent:
-            exchange = self._in_few_launches(xs, list(peers))
+            exchange = self._in_few_launches(xs, Peers.of(peers)) if peers else None
             return (yield from exchange or Method.exchange_all(self, xs, states, peers))
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
@@ -103,9 +103,9 @@ class Allreduce(Communicator):
         answers = yield from one_collective(ops, layouts, workspace, range(len(xs)))
         return [Exchanged(answer, None, None) for answer in answers]
 
-    def _in_few_launches(self, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]] | None:
+    def _in_few_launches(self, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]] | None:
         """The exchange of these tensors, of any shapes, if kernels for many tensors can take them."""
-        workspace = peers[0].lent.workspace if peers else None
+        workspace = peers.like.lent.workspace
         if workspace is None or type(self) is not Allreduce or on_host(xs[0].device):
             return None
         if (dtype := self.compressor.rounds_to) is not None:
@@ -113,8 +113,9 @@ class Allreduce(Communicator):
             return None if rounded is None else exchange_rounded(rounded, xs, peers)
         if not self.compressor.handles_many:
             return None
-        streams = [self._stream(self.compressor, peer, 0) for peer in peers]
-        bucket = prepare(self, self.compressor, streams, xs, peers, workspace, SumPlan)
+        bucket = prepare(
+            self, self.compressor, lambda peer: self._stream(self.compressor, peer, 0), xs, peers, workspace, SumPlan
+        )
         return None if bucket is None else exchange_sums(bucket, xs, peers)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

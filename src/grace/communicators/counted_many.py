@@ -17,11 +17,12 @@ from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Parts
 from grace.communicators.many import Prepared, gather, give_back
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peers
 from grace.errors import PayloadError
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
 from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
 from grace.kernels.quartic import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
+from grace.kernels.tagged import TaggedCode, TaggedPlaces, sum_tagged_many, write_tagged_many
 from grace.kernels.wire_codes import WireCode
 
 # For wires of each kind: where they lie, what writes them, and what adds them up.
@@ -29,6 +30,7 @@ _FAMILIES: dict[type, tuple[Any, Any, Any]] = {
     CountedCode: (CountedPlaces, write_chosen_many, sum_counted_many),
     GapPairs: (GapPlaces, write_gap_pairs_many, sum_gap_pairs_many),
     QuarticCode: (QuarticPlaces, write_quartic_many, sum_quartic_many),
+    TaggedCode: (TaggedPlaces, write_tagged_many, sum_tagged_many),
 }
 
 
@@ -45,7 +47,7 @@ class NoPlan:
 
 
 def exchange_counted(
-    bucket: Prepared[NoPlan], code: WireCode, xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: Prepared[NoPlan], code: WireCode, xs: Sequence[Tensor], peers: Peers
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     chosen = bucket.compressor.choose_many_(bucket.many, bucket.stream, code)
@@ -58,11 +60,11 @@ def exchange_chosen(
     code: WireCode,
     chosen: Chosen,
     xs: Sequence[Tensor],
-    peers: Sequence[Peer],
+    peers: Peers,
     asked: Sequence[Tensor] = (),
 ) -> Exchange[tuple[list[Exchanged[Any]], list[list[int]]]]:
     """As :func:`exchange_counted`, of what was chosen; and what the host has read with the widths, ``asked [T]`` integers."""
-    many, peer, each = bucket.many, peers[0], tuple(range(len(xs)))
+    many, peer, each = bucket.many, peers.like, tuple(range(len(xs)))
     answer = yield AllGather(chosen.widths, parts=Parts(each, (1,) * len(xs)))  # [W, T]
     wires.check_shape("widths", answer, (peer.world, len(xs)))
     beside = [row[None].to(answer.dtype) for row in asked]
@@ -80,14 +82,14 @@ def exchange_chosen(
     return give_back(bucket, wires.read_bucket_flags(room, words, peer.step), legal, xs, peers), answers
 
 
-def _check_own(heard: Sequence[int], own: Sequence[int], peers: Sequence[Peer]) -> None:
+def _check_own(heard: Sequence[int], own: Sequence[int], peers: Peers) -> None:
     """Checks the widths that this rank has sent.
 
     Raises:
         PayloadError: one came back as another.
     """
-    for width, right, peer in zip(heard, own, peers, strict=True):
+    for width, right, name in zip(heard, own, peers.names, strict=True):
         if width != right:
             raise PayloadError(
-                f"{peer.name}: field 'width' of rank {peer.rank}, this one, came back as {width}, not {right}"
+                f"{name}: field 'width' of rank {peers.like.rank}, this one, came back as {width}, not {right}"
             )

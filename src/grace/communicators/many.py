@@ -6,7 +6,7 @@ Nothing here asks the host. Where tensors are, and where their wires go, is in t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from grace.compute import backends
 from grace.compute.launching import READ
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
 from grace.flags.finite import on_host
@@ -54,61 +54,58 @@ class Prepared(Generic[P]):
 def prepare(
     owner: object,
     compressor: Compressor,
-    streams: Sequence[Stream],
+    stream_of: Callable[[Peer], Stream],
     xs: Sequence[Tensor],
-    peers: Sequence[Peer],
+    peers: Peers,
     workspace: Workspace,
     plan_of: Callable[[Sequence[int], torch.device], P],
 ) -> Prepared[P] | None:
     """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
 
-    ``owner`` is the method that asks, for which it is kept; ``plan_of`` makes the plan for wires of so many bytes, or if
-    wires are counted, for none: their widths are not known.
+    ``owner`` is the method that asks, for which it is kept, with ``stream_of`` each tensor's random numbers; ``plan_of`` makes
+    the plan for wires of so many bytes, or if wires are counted, for none: their widths are not known.
     """
-    device = xs[0].device
+    device, like = xs[0].device, peers.like
     if not (compressor.handles_many or compressor.counted) or not can_go_together(xs, peers):
         return None
-    sizes = tuple(x.numel() for x in xs)
-    ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
-    key = (Prepared, owner, device, xs[0].dtype, sizes, ids)
-    prepared: Prepared[P] | None = workspace.kept.get(key)
-    if prepared is None:
+    sizes = tuple([x.numel() for x in xs])
+    key = (Prepared, owner, device, xs[0].dtype, sizes, peers.names, like.rank, like.seed)
+    kept: tuple[Many, P, Many | None] | None = workspace.kept.get(key)
+    if kept is None:
         widths = [] if compressor.counted else [compressor.facts(n).payload for n in sizes]
         if None in widths:
             return None
-        plan = plan_of([width or 0 for width in widths], device)
+        plan, streams = plan_of([width or 0 for width in widths], device), [stream_of(peer) for peer in peers]
         means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, streams, device)
-        prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace, means)
-    rows, (memories, rests) = [x.view(1, -1) for x in xs], lent_rows(peers)
-    rooms = rows if prepared.means is None else take_rooms(workspace, sizes, device)
-    if not prepared.many.point(rows, memories, rests) or not (prepared.means is None or prepared.means.point(rooms)):
+        kept = Many(sizes, plan.wires, streams, device), plan, means
+    many, plan, means = kept
+    rooms: Sequence[Tensor] = xs
+    if means is not None:
+        rooms = take_rooms(workspace, sizes, device)
+    if not many.point(xs, peers.memories, peers.rests) or not (means is None or means.point(rooms)):
         return None
-    if compressor.takes_work and not prepared.many.lend(rests or rooms):
+    if compressor.takes_work and not many.lend(peers.rests or rooms):
         return None
-    workspace.kept[key] = prepared
-    return replace(prepared, stream=streams[0])
+    workspace.kept[key] = kept
+    return Prepared(compressor, stream_of(peers[0]), many, plan, workspace, means)
 
 
-def can_go_together(xs: Sequence[Tensor], peers: Sequence[Peer]) -> bool:
-    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype, with memories or all
-    without.
+def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
+    either with memories and places for the rests, or with no rests wanted.
     """
-    device = xs[0].device
-    if on_host(device) or not backends.runs_triton(device) or not all(map(_is_plain, xs, peers)):
+    device, dtype = xs[0].device, xs[0].dtype
+    if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
         return False
-    return len({x.dtype for x in xs}) == len({peer.lent.keep_rest for peer in peers}) == 1
-
-
-def lent_rows(peers: Sequence[Peer]) -> tuple[list[Tensor] | None, list[Tensor] | None]:
-    """The memories and rests that are lent, ``[1, n]`` each, if any are."""
-    if peers[0].lent.memory is None:
-        return None, None
-    return _rows([peer.lent.memory for peer in peers]), _rows([peer.lent.rest for peer in peers])
+    if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
+        return False
+    return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
 
 
 def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tensor:
     """``[T]`` bool: which tensors all ranks have seen finite, and have legal wires. The others are refused."""
-    refuse_unless((legal | ~finite).all(), lambda: _illegal(names, (legal | ~finite).tolist()))
+    fine = legal >= finite  # or not finite: then the wire means nothing
+    refuse_unless(fine.all(), lambda: _illegal(names, fine.tolist()))
     return finite & legal
 
 
@@ -120,21 +117,21 @@ def plan_bytes(widths: Sequence[int], device: torch.device) -> BucketPlan:
 def exchange_many(
     bucket: Prepared[BucketPlan],
     xs: Sequence[Tensor],
-    peers: Sequence[Peer],
+    peers: Peers,
     fill: Callable[[Tensor, Tensor, BucketPlan, int], Exchange[None]],
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them. ``fill(message, room, plan, rank)`` fills
     the room ``[W, s]`` with the messages ``[s]`` of all ranks.
     """
-    many, plan, peer = bucket.many, bucket.plan, peers[0]
+    many, plan, like = bucket.many, bucket.plan, peers.like
     message = plan.take(bucket.workspace, many.device)
     finite = bucket.compressor.encode_many_(message, many, bucket.stream)
-    wires.write_bucket_flags(message, plan.words, finite, peer.step)
-    room = bucket.workspace.take((peer.world, plan.size), torch.uint8, many.device)
-    yield from fill(message, room, plan, peer.rank)
-    scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
+    wires.write_bucket_flags(message, plan.words, finite, like.step)
+    room = bucket.workspace.take((like.world, plan.size), torch.uint8, many.device)
+    yield from fill(message, room, plan, like.rank)
+    scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / like.world
     legal = bucket.compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
-    return give_back(bucket, wires.read_bucket_flags(room, plan.words, peer.step), legal, xs, peers)
+    return give_back(bucket, wires.read_bucket_flags(room, plan.words, like.step), legal, xs, peers)
 
 
 def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> Exchange[Tensor]:
@@ -148,29 +145,37 @@ def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> E
 
 
 def give_back(
-    bucket: Prepared[Any], finite: Tensor, legal: Tensor, xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: Prepared[Any],
+    finite: Tensor,
+    legal: Tensor,
+    xs: Sequence[Tensor],
+    peers: Peers,
+    states: Sequence[Any] | None = None,
 ) -> list[Exchanged[Any]]:
-    """The results of tensors, of any shapes, whose means are there: those that all ranks have seen ``finite [T]``, and whose
-    wires were ``legal [T]``; NaN in the place of the others.
+    """As :func:`finish`, of tensors that all ranks have seen ``finite [T]``, and whose wires were ``legal [T]``."""
+    return finish(refuse_illegal(legal, finite, peers.names), bucket.many, bucket.means, xs, peers, states)
+
+
+def finish(
+    fine: Tensor,
+    many: Many,
+    means: Many | None,
+    xs: Sequence[Tensor],
+    peers: Peers,
+    states: Sequence[Any] | None = None,
+) -> list[Exchanged[Any]]:
+    """The results of tensors, of any shapes, whose means are there, or in float32 in ``means``: those that are ``fine [T]``;
+    NaN in the place of the others. ``states``: what follows their states, if they have any.
     """
-    fine = refuse_illegal(legal, finite, [one.name for one in peers])
-    if bucket.means is not None:
-        fine = narrow_many(fine, bucket.means, bucket.many)
-    poison_many(fine, bucket.many)
-    return [Exchanged(x, one.lent.rest, None, flag) for x, one, flag in zip(xs, peers, fine.unbind(0), strict=True)]
+    if means is not None:
+        fine = narrow_many(fine, means, many)
+    poison_many(fine, many)
+    nothing = [None] * len(xs)
+    each = zip(xs, peers.rests or nothing, states or nothing, fine.unbind(0), strict=True)
+    return [Exchanged(x, rest, state, flag) for x, rest, state, flag in each]
 
 
 def _illegal(names: Sequence[str], fine: Sequence[bool]) -> PayloadError:
     """The error for tensors, some of whose wires no sender writes."""
     wrong = ", ".join(repr(name) for name, one in zip(names, fine, strict=True) if not one)
     return PayloadError(f"the wire of {wrong} has a scale or code that no sender writes")
-
-
-def _rows(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [x.view(1, -1) for x in tensors if x is not None]
-
-
-def _is_plain(x: Tensor, peer: Peer) -> bool:
-    """Whether a tensor can be encoded and decoded where it is."""
-    lent, plain = peer.lent, x.dtype in READ and x.is_contiguous() and x.numel() > 0
-    return plain and (lent.memory is not None) == lent.keep_rest == (lent.rest is not None)

@@ -42,7 +42,7 @@ class OneHop(Communicator):
         accelerator by as many launches as one tensor takes.
         """
         if peers and self.batches(xs[0]) and not self.compressor.summable and not on_host(xs[0].device):
-            whose = list(peers)
+            whose = Peers.of(peers)
             if (bucket := self._prepare(xs, whose, plan_bytes)) is not None:
                 return (yield from exchange_many(bucket, xs, whose, self._gather))
         workspace = peers[0].lent.workspace if peers else None
@@ -74,14 +74,15 @@ class OneHop(Communicator):
         ]
 
     def _prepare(
-        self, xs: Sequence[Tensor], peers: Sequence[Peer], plan_of: Callable[[Sequence[int], torch.device], P]
+        self, xs: Sequence[Tensor], peers: Peers, plan_of: Callable[[Sequence[int], torch.device], P]
     ) -> Prepared[P] | None:
         """The bucket of these tensors, if it can go by few launches."""
-        workspace = peers[0].lent.workspace
+        workspace = peers.like.lent.workspace
         if workspace is None:
             return None
-        streams = [self._stream(self.compressor, peer, 0) for peer in peers]
-        return prepare(self, self.compressor, streams, xs, peers, workspace, plan_of)
+        return prepare(
+            self, self.compressor, lambda peer: self._stream(self.compressor, peer, 0), xs, peers, workspace, plan_of
+        )
 
     def _plan(self, sizes: Sequence[int], made: Sequence[Tensor], peers: Peers) -> BucketPlan:
         """The plan for tensors of n numbers each, whose wires ``[1, w]`` are these."""

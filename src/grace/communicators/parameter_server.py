@@ -16,7 +16,7 @@ from grace.communicators.two_hops import TwoHops
 from grace.compute import backends
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import ConfigurationError
 from grace.flags.finite import Flag, and_, fill_unless_, on_host
 from grace.registry.recipes import register_communicator
@@ -97,11 +97,11 @@ class ParameterServer(TwoHops):
         workspace = peers[0].lent.workspace if peers else None
         if workspace is not None and self.batches(xs[0]):
             self._check(peers[0].world)
-            peers, hops = list(peers), (self._at(0), self._at(1))
-            serves = self.server_memory and peers[0].rank == self.server
-            bucket = ServedBucket.of(self, hops, self._stream, xs, states, peers, workspace, serves=serves)
+            whose, hops = Peers.of(peers), (self._at(0), self._at(1))
+            serves = self.server_memory and whose.like.rank == self.server
+            bucket = ServedBucket.of(self, hops, self._stream, xs, states, whose, workspace, serves=serves)
             if bucket is not None:
-                return (yield from exchange_served(bucket, self.server, xs, states, peers))
+                return (yield from exchange_served(bucket, self.server, xs, states, whose))
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

@@ -15,7 +15,7 @@ from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
 from grace.communicators.many import can_go_together
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import round_many, widen_many
@@ -33,14 +33,12 @@ class RoundedBucket:
     message: Tensor
 
     @staticmethod
-    def of(
-        dtype: torch.dtype, xs: Sequence[Tensor], peers: Sequence[Peer], workspace: Workspace
-    ) -> RoundedBucket | None:
+    def of(dtype: torch.dtype, xs: Sequence[Tensor], peers: Peers, workspace: Workspace) -> RoundedBucket | None:
         """That of these tensors, of any shapes, which travel in this dtype; None if kernels for many cannot take them."""
-        if xs[0].dtype is not torch.float32 or peers[0].lent.keep_rest or not can_go_together(xs, peers):
+        if xs[0].dtype is not torch.float32 or peers.keep_rests or not can_go_together(xs, peers):
             return None
         device, sizes = xs[0].device, tuple(x.numel() for x in xs)
-        key = (RoundedBucket, dtype, device, sizes, tuple(peer.name for peer in peers))
+        key = (RoundedBucket, dtype, device, sizes, peers.names)
         bucket: RoundedBucket | None = workspace.kept.get(key)
         widths = tuple(n + n % 2 for n in sizes) if len(xs) > 1 else sizes
         message = workspace.take((sum(widths),), dtype, device)
@@ -48,20 +46,18 @@ class RoundedBucket:
             many, rounded = (Many(sizes, (), (), device) for _ in range(2))
             bucket = RoundedBucket(many, rounded, Parts(tuple(range(len(xs))), widths), message)
         places = [room[None, :n] for room, n in zip(message.split_with_sizes(widths), sizes, strict=True)]
-        if not bucket.many.point([x.view(1, -1) for x in xs]) or not bucket.rounded.point(places):
+        if not bucket.many.point(xs) or not bucket.rounded.point(places):
             return None
         workspace.kept[key] = bucket
         return replace(bucket, message=message)
 
 
-def exchange_rounded(
-    bucket: RoundedBucket, xs: Sequence[Tensor], peers: Sequence[Peer]
-) -> Exchange[list[Exchanged[None]]]:
+def exchange_rounded(bucket: RoundedBucket, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[None]]]:
     """The results of all tensors, float32 of any shapes, whose means are written over them. What some rank has seen an inf or
     NaN in travels as NaN.
     """
     many, rounded, message = bucket.many, bucket.rounded, bucket.message.zero_()
-    finite = round_many(message, many, rounded, 1 / peers[0].world)
+    finite = round_many(message, many, rounded, 1 / peers.like.world)
     poison_many(finite, rounded)
     answer = yield AllReduce(message, "sum", donate=True, parts=bucket.parts)
     wires.check_shape("sum", answer, message.shape)

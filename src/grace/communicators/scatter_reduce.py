@@ -70,11 +70,10 @@ class ScatterReduce(TwoHops):
         """
         workspace = peers[0].lent.workspace if peers else None
         if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
-            peers = list(peers)
-            both, serves = (self._at(0), self._at(1)), self.server_memory
-            bucket = prepare_scattered(both, self._stream, xs, states, peers, workspace, serves=serves)
+            both, whose, serves = (self._at(0), self._at(1)), Peers.of(peers), self.server_memory
+            bucket = prepare_scattered(both, self._stream, xs, states, whose, workspace, serves=serves)
             if bucket is not None:
-                return (yield from exchange_scattered(bucket, xs, states, peers))
+                return (yield from exchange_scattered(bucket, xs, states, whose))
         if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
             hops = (self._at(0), self._at(1))
             if (run := open_scattered(hops, self._stream, xs, peers, workspace)) is not None:

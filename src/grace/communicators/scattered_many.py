@@ -19,15 +19,15 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
+from grace.communicators.many import can_go_together, finish, refuse_illegal
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many
+from grace.kernels.many import Many
+from grace.kernels.staging import clear_many, fetch_many, finite_many, pad_many
 from grace.random import Stream
 
 
@@ -81,14 +81,14 @@ class ScatterTables:
 
     def point(
         self,
-        xs: list[Tensor],
-        memories: list[Tensor] | None,
-        rests: list[Tensor] | None,
+        xs: Sequence[Tensor],
+        memories: Sequence[Tensor] | None,
+        rests: Sequence[Tensor] | None,
         workspace: Workspace,
         states: Sequence[Any],
         lent: Lent,
     ) -> bool:
-        """From now on these are the tensors ``[1, n]``, and their states; see :meth:`Many.point`."""
+        """From now on these are the tensors, of any shapes, and their states; see :meth:`Many.point`."""
         W, odd, device = self.world, self.odd_places, self.whole.device
         rows = self._padded(xs, take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype))
         means = rows if self.means is None else take_rooms(workspace, self.padded_sizes, device)
@@ -107,10 +107,10 @@ class ScatterTables:
         again = take_rooms(workspace, self.chunk_sizes, device) if self.works[1] and keeps else chunks
         return (
             self.whole.point(xs, memories, rests)
-            and self.first.point(_as_rows(rows, W), added and _as_rows(added, W), left and _as_rows(left, W))
-            and self.last.point(_as_rows(means, W))
+            and self.first.point(rows, added, left)
+            and self.last.point(means)
             and self.chunks.point(chunks, None, chunks if keeps else None)
-            and (not self.works[0] or self.first.lend(_as_rows(work, W)))
+            and (not self.works[0] or self.first.lend(work))
             and (not self.works[1] or self.chunks.lend(again))
             and (own is None or self.own.point(own))
             and (self.means is None or self.means.point(means))
@@ -121,7 +121,7 @@ class ScatterTables:
             and (self.debts is None or self.debts.point(chunks, states, lent))
         )
 
-    def _padded(self, tensors: list[Tensor], rooms: list[Tensor]) -> list[Tensor]:
+    def _padded(self, tensors: Sequence[Tensor], rooms: list[Tensor]) -> list[Tensor]:
         """The tensors, and rooms instead of those that are padded."""
         out = list(tensors)
         for t, room in zip(self.odd_places, rooms, strict=True):
@@ -144,7 +144,7 @@ def prepare_scattered(
     stream: Callable[[Compressor, Peer, int], Stream],
     xs: Sequence[Tensor],
     states: Sequence[Any],
-    peers: Sequence[Peer],
+    peers: Peers,
     workspace: Workspace,
     *,
     serves: bool,
@@ -154,34 +154,33 @@ def prepare_scattered(
     """
     if not (hops[0].handles_many and hops[1].handles_many and can_go_together(xs, peers)):
         return None
-    streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
-    sizes, (rank, world) = tuple(x.numel() for x in xs), (peers[0].rank, peers[0].world)
-    keep = peers[0].lent.keep_rest
-    ids = tuple((one.tensor, one.rank, one.seed) for one in streams[0])
-    key = (ScatterBucket, hops, xs[0].device, xs[0].dtype, sizes, ids, rank, world, keep, serves)
+    sizes, like, keep = tuple([x.numel() for x in xs]), peers.like, peers.keep_rests
+    rank, world, first = like.rank, like.world, peers[0]
+    key = (ScatterBucket, hops, xs[0].device, xs[0].dtype, sizes, peers.names, rank, world, like.seed, keep, serves)
     bucket: ScatterBucket | None = workspace.kept.get(key)
     if bucket is None:
         widths = [hops[0].facts(-(-n // world)).payload for n in sizes]
         if None in widths:
             return None
+        streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
         works = (hops[0].takes_work, hops[1].takes_work)
         tables = ScatterTables(
             [width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep, works, serves
         )
         bucket = ScatterBucket(hops, (streams[0][0], streams[1][0]), tables, workspace)
-    if not bucket.tables.point([x.view(1, -1) for x in xs], *lent_rows(peers), workspace, states, peers[0].lent):
+    if not bucket.tables.point(xs, peers.memories, peers.rests, workspace, states, like.lent):
         return None
     workspace.kept[key] = bucket
-    return replace(bucket, streams=(streams[0][0], streams[1][0]))
+    return replace(bucket, streams=(stream(hops[0], first, 0), stream(hops[1], first, 1)))
 
 
 def exchange_scattered(
-    bucket: ScatterBucket, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    bucket: ScatterBucket, xs: Sequence[Tensor], states: Sequence[Any], peers: Peers
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
-    tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers[0]
+    tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers.like
     plan, W, device, step = tables.plan, peer.world, xs[0].device, peer.step
-    names, storage = [peer.name for peer in peers], tables.chunks.xs[0]
+    names, storage = peers.names, tables.chunks.xs[0]
     if tables.odd_places:
         pad_many(storage, tables.odd, tables.odd_rooms)
     message = workspace.take((W, plan.size), torch.uint8, device)
@@ -218,12 +217,4 @@ def exchange_scattered(
         states = tables.debts.commit(fine, xs, states, peer.lr, peer.lent)
     if len(tables.fetched):
         fetch_many(storage, tables.fetched_rooms, tables.fetched)
-    if tables.means is not None:
-        fine = narrow_many(fine, tables.means, tables.whole)
-    poison_many(fine, tables.whole)
-    results = zip(xs, peers, states, fine.unbind(0), strict=True)
-    return [Exchanged(x, whose.lent.rest, state, flag) for x, whose, state, flag in results]
-
-
-def _as_rows(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
-    return [x.view(rows, -1) for x in tensors]
+    return finish(fine, tables.whole, tables.means, xs, peers, None if tables.debts is None else states)

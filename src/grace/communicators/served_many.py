@@ -7,7 +7,7 @@ Letters: T tensors of n_t numbers; W workers; messages of s bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import Prepared, give_back, lent_rows, plan_bytes, prepare, refuse_illegal
+from grace.communicators.many import Prepared, give_back, plan_bytes, prepare, refuse_illegal
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many
 from grace.kernels.staging import clear_many, finite_many
@@ -48,7 +48,7 @@ class ServedBucket:
         stream: Callable[[Compressor, Peer, int], Stream],
         xs: Sequence[Tensor],
         states: Sequence[Any],
-        peers: Sequence[Peer],
+        peers: Peers,
         workspace: Workspace,
         *,
         serves: bool,
@@ -58,18 +58,17 @@ class ServedBucket:
         """
         if not (hops[0].handles_many and hops[1].handles_many):
             return None
-        streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
-        first = prepare(owner, hops[0], streams[0], xs, peers, workspace, plan_bytes)
+        first = prepare(owner, hops[0], lambda peer: stream(hops[0], peer, 0), xs, peers, workspace, plan_bytes)
         if first is None:
             return None
-        sizes, device, (_memories, rests) = first.many.sizes, first.many.device, lent_rows(peers)
-        ids = tuple((each.tensor, each.rank, each.seed) for each in streams[1])
-        key = (ServedBucket, owner, device, sizes, ids, rests is None, serves)
+        sizes, device, rests, like = first.many.sizes, first.many.device, peers.rests, peers.like
+        key = (ServedBucket, owner, device, sizes, peers.names, like.rank, like.seed, rests is None, serves)
         kept: tuple[Many, Many | None, ServerDebts | None] | None = workspace.kept.get(key)
         if kept is None:
             dropped = None if rests is None else Many(sizes, (), (), device)
-            debts = ServerDebts(sizes, [0] * len(sizes), peers[0].world, device) if serves else None
-            kept = Many(sizes, first.plan.wires, streams[1], device), dropped, debts
+            debts = ServerDebts(sizes, [0] * len(sizes), like.world, device) if serves else None
+            streams = [stream(hops[1], peer, 1) for peer in peers]
+            kept = Many(sizes, first.plan.wires, streams, device), dropped, debts
         averages, dropped, debts = kept
         rooms = take_rooms(workspace, sizes, device)
         there = averages.point(rooms, None, rooms if rests or serves else None)
@@ -77,17 +76,17 @@ class ServedBucket:
             there = there and averages.lend(take_rooms(workspace, sizes, device) if rests or serves else rooms)
         if not there or not (dropped is None or rests is None or dropped.point(rests)):
             return None
-        if debts is not None and not debts.point(rooms, states, peers[0].lent):
+        if debts is not None and not debts.point(rooms, states, like.lent):
             return None
         workspace.kept[key] = kept
-        return ServedBucket(first, hops[1], streams[1][0], averages, dropped, debts)
+        return ServedBucket(first, hops[1], stream(hops[1], peers[0], 1), averages, dropped, debts)
 
-    def average(self, theirs: Tensor, peers: Sequence[Peer]) -> Tensor:
+    def average(self, theirs: Tensor, peers: Peers) -> Tensor:
         """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
-        plan, workspace, peer = self.first.plan, self.first.workspace, peers[0]
+        plan, workspace, peer = self.first.plan, self.first.workspace, peers.like
         legal = self.first.compressor.aggregate_many_(theirs, self.averages, 1 / peer.world, self.first.stream)
         finite = wires.read_bucket_flags(theirs, plan.words, peer.step)
-        finite = refuse_illegal(legal, finite, [each.name for each in peers])
+        finite = refuse_illegal(legal, finite, peers.names)
         clear_many(finite, self.averages)
         if self.debts is not None:
             self.debts.add(peer.lr)
@@ -104,10 +103,10 @@ class ServedBucket:
 
 
 def exchange_served(
-    bucket: ServedBucket, server: int, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    bucket: ServedBucket, server: int, xs: Sequence[Tensor], states: Sequence[Any], peers: Peers
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
-    first, peer = bucket.first, peers[0]
+    first, peer = bucket.first, peers.like
     many, plan, workspace, serving = first.many, first.plan, first.workspace, peer.rank == server
     message = plan.take(workspace, many.device)
     finite = first.compressor.encode_many_(message, many, first.stream)
@@ -131,5 +130,4 @@ def exchange_served(
     finite = wires.read_bucket_flags(said, plan.words, peer.step)
     if bucket.debts is not None:
         states = bucket.debts.commit(finite & legal, xs, states, peer.lr, peer.lent)
-    outs = give_back(first, finite, legal, xs, peers)
-    return outs if bucket.debts is None else [replace(out, state=s) for out, s in zip(outs, states, strict=True)]
+    return give_back(first, finite, legal, xs, peers, None if bucket.debts is None else states)

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.communicators.many import Prepared
+from grace.communicators.many import Prepared, finish
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
-from grace.kernels.many import poison_many
-from grace.kernels.staging import narrow_many
+from grace.contract.peer import Peers
 
 
 class SumPlan:
@@ -36,9 +34,7 @@ class SumPlan:
         self.owners = owners.to(device, non_blocking=True)
 
 
-def exchange_sums(
-    bucket: Prepared[SumPlan], xs: Sequence[Tensor], peers: Sequence[Peer]
-) -> Exchange[list[Exchanged[Any]]]:
+def exchange_sums(bucket: Prepared[SumPlan], xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     many, plan = bucket.many, bucket.plan
     message = bucket.workspace.take((plan.size,), torch.float32, many.device)
@@ -47,7 +43,4 @@ def exchange_sums(
     answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
     wires.check_shape("sum", answer, message.shape)
     finite = bucket.compressor.put_many_(answer.contiguous(), many, bucket.stream, bucket.means or many)
-    if bucket.means is not None:
-        finite = narrow_many(finite, bucket.means, many)
-    poison_many(finite, many)
-    return [Exchanged(x, peer.lent.rest, None, flag) for x, peer, flag in zip(xs, peers, finite.unbind(0), strict=True)]
+    return finish(finite, many, bucket.means, xs, peers)

@@ -31,11 +31,28 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     """
     if 0 in grid:
         return
-    args = tuple(a.view(torch.int16) if isinstance(a, Tensor) and a.dtype is torch.bfloat16 else a for a in args)
-    first = next(a for a in args if isinstance(a, Tensor))
-    args = tuple(first if a is None else a for a in args)
-    with torch.cuda.device(first.device) if first.is_cuda else _quiet():
-        kernel[grid](*args, **constants, **OPTIONS)
+    first: Tensor | None = None
+    given = list(args)  # one pass, without a generator: this is done for each launch of each bucket
+    for i, arg in enumerate(args):
+        if isinstance(arg, Tensor):
+            if arg.dtype is torch.bfloat16:
+                given[i] = arg = arg.view(torch.int16)
+            if first is None:
+                first = arg
+    assert first is not None
+    given = [first if arg is None else arg for arg in given]
+    with _on(first):
+        kernel[grid](*given, **constants, **OPTIONS)
+
+
+def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Where a kernel for this tensor is launched: on its device, which most often is the current one already."""
+    if not x.is_cuda:
+        return _quiet()
+    return _HERE if x.get_device() == torch.cuda.current_device() else torch.cuda.device(x.device)
+
+
+_HERE = contextlib.nullcontext()
 
 
 @contextlib.contextmanager

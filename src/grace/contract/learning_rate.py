@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grace.errors import ConfigurationError
+from grace.flags.capturing import refuse_capture
 from grace.flags.finite import Flag
 
 Rate: TypeAlias = float | Tensor  # a 0-d float64 tensor where only the device knows
@@ -19,7 +20,8 @@ def lr_ratio(last: Rate, lr: float | None) -> Rate:
     """The factor for a memory when the learning rate goes from ``last`` (0: none yet) to ``lr``.
 
     Raises:
-        ConfigurationError: the learning rate is unknown, negative, infinite or NaN.
+        ConfigurationError: the learning rate is unknown, negative, infinite or NaN; or work is captured, which would have this
+            one for ever.
     """
     if lr is None:
         raise ConfigurationError(
@@ -28,6 +30,7 @@ def lr_ratio(last: Rate, lr: float | None) -> Rate:
         )
     if not 0 <= lr < math.inf:
         raise ConfigurationError(f"lr={lr!r} is not a learning rate; legal: 0 <= lr < inf")
+    refuse_capture("a memory follows the learning rate, which the host decides")
     if isinstance(last, Tensor):
         return torch.where(last > 0, last / lr, 1.0) if lr else 1.0
     return last / lr if last and lr else 1.0

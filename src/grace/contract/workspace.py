@@ -81,10 +81,22 @@ def take_rooms(
     workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
     """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
-    step = 16 // dtype.itemsize
-    padded = [-(-n // step) * step for n in sizes]
+    return take_flat(workspace, sizes, device, dtype)[1]
+
+
+def take_flat(
+    workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, list[Tensor]]:
+    """(all of them with what lies between them ``[N]``, the rooms of :func:`take_rooms`)"""
+    padded = padded_sizes(sizes, dtype)
     flat = workspace.take(sum(padded), dtype, device)
-    return [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
+    return flat, [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
+
+
+def padded_sizes(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[int]:
+    """How many numbers each room of :func:`take_flat` takes."""
+    step = 16 // dtype.itemsize
+    return [-(-n // step) * step for n in sizes]
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:

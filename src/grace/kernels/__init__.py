@@ -33,4 +33,5 @@ from grace.kernels.statistics import *
 from grace.kernels.subsets import *
 from grace.kernels.sums import *
 from grace.kernels.tables import *
+from grace.kernels.tagged import *
 from grace.kernels.tails import *

@@ -143,6 +143,14 @@ def power_of_two_as_float(exponent):
 
 
 @triton.jit
+def any_power_of_two(exponent):
+    """float32: ``2**exponent``, -149 <= exponent <= 127."""
+    small = exponent < -126
+    word = tl.where(small, 1 << tl.minimum(tl.maximum(exponent + 149, 0), 22), (tl.maximum(exponent, -126) + 127) << 23)
+    return word.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def nearest_bfloat16(x):
     """float32: the nearest bfloat16 of each, ties to even; of finite numbers a finite one."""
     word = x.to(tl.int32, bitcast=True)

@@ -7,5 +7,6 @@ from typing import TypeAlias
 from grace.kernels.counted.parts import CountedCode
 from grace.kernels.gap_lists.parts import GapPairs
 from grace.kernels.quartic.parts import QuarticCode
+from grace.kernels.tagged.parts import TaggedCode
 
-WireCode: TypeAlias = CountedCode | GapPairs | QuarticCode
+WireCode: TypeAlias = CountedCode | GapPairs | QuarticCode | TaggedCode

@@ -12,6 +12,7 @@ from grace.compute import backends
 from grace.compute.portable import add_product
 from grace.contract.loan import narrow
 from grace.contract.method import Exchanged
+from grace.contract.together import side_by_side
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.finite import Flag, on_host
 from grace.kernels.many import Many, poison_many, settle_many
@@ -27,7 +28,13 @@ def takes_many(device: torch.device) -> bool:
 
 def stack_flags(outs: Sequence[Exchanged[Any]], device: torch.device) -> Tensor:
     """``[T]`` bool: which results are finite, without asking the host."""
-    return torch.stack([_on_device(out.finite, device) for out in outs])
+    return join_flags([_on_device(out.finite, device) for out in outs])
+
+
+def join_flags(flags: Sequence[Tensor]) -> Tensor:
+    """``[T]`` bool, of 0-d flags: where they are, if they lie side by side, as those of a bucket do."""
+    there = side_by_side(flags)
+    return torch.stack(list(flags)) if there is None else there
 
 
 def _on_device(finite: Flag, device: torch.device) -> Tensor:
@@ -151,7 +158,7 @@ def settle_many_(
     many = _point(settle_many_, rests, memories, rests, workspace)
     if many is None:
         return False
-    settle_many(torch.stack(flags), many)
+    settle_many(join_flags(flags), many)
     return True
 
 
@@ -169,12 +176,10 @@ def _point(
         return None
     if not all(x.is_contiguous() for x in xs):
         return None
-    sizes = tuple(x.numel() for x in xs)
+    sizes = tuple([x.numel() for x in xs])
     key = (who, xs[0].device, sizes)
     many: Many = workspace.kept.get(key) or Many(sizes, (), (), xs[0].device)
-    rows, *lent = (None if each is None else [x.view(1, -1) for x in each] for each in (xs, memories, rests))
-    assert rows is not None
-    if not many.point(rows, *lent):
+    if not many.point(xs, memories, rests):
         return None
     workspace.kept[key] = many
     return many

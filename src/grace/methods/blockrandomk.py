@@ -21,7 +21,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Share, check_knobs
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError, ConfigurationError
 from grace.flags.capturing import refuse_capture
 from grace.flags.finite import on_host
@@ -118,11 +118,11 @@ class BlockRandomK(Method[None]):
         if self.mode == "clt":
             workspace = peers[0].lent.workspace if peers else None
             if workspace is not None and self.batches(xs[0]):
-                peers = list(peers)
-                bucket = prepare_led(partial(count_kept, self.ratio), xs, peers)
+                whose = Peers.of(peers)
+                bucket = prepare_led(partial(count_kept, self.ratio), xs, whose)
                 if bucket is not None:
-                    leader = peers[0].step % peers[0].world
-                    return (yield from exchange_led(bucket, leader, xs, peers, workspace))
+                    leader = whose.like.step % whose.like.world
+                    return (yield from exchange_led(bucket, leader, xs, whose, workspace))
             return (yield from Method.exchange_all(self, xs, states, peers))
         return (yield from Allreduce(self._blocks).exchange_all(xs, states, peers))
 

@@ -20,13 +20,13 @@ from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Range, Share
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.flags.finite import ask_host, ask_host_of_all, on_host
 from grace.kernels import choose_reaching_many, tail_sums_many
 from grace.kernels.index_lists.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.methods.common.counts import contraction, count_kept
-from grace.methods.common.tail_bucket import exponential_thresholds
+from grace.methods.common.tail_bucket import exponential_thresholds, pareto_thresholds
 from grace.methods.common.tails import Search, find_threshold, most_stages, stage_shares
 from grace.methods.threshold import Threshold
 from grace.registry import register
@@ -96,26 +96,27 @@ class SIDCo(Method[Search]):
     def batches(self, like: Tensor) -> bool:
         """Where kernels take many tensors, of any shapes: on an accelerator."""
         there = not on_host(like.device) and backends.runs_triton(like.device)
-        return type(self) is SIDCo and there and self.dist == "exp" and self._inner(1.0).counted is not None
+        return type(self) is SIDCo and there and self.dist != "gamma" and self._inner(1.0).counted is not None
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Search], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Search]]]:
-        """Thresholds of tensors of any shapes are found on the device. The host asks for sizes and counts, and at the end for
-        what was finite.
+        """Thresholds of tensors of any shapes are found on the device, or by questions for all of them. The host asks for
+        sizes and counts, and at the end for what was finite.
         """
         inner, workspace = self._inner(1.0), peers[0].lent.workspace if peers else None
         bucket, code = None, inner.counted
         if workspace is not None and self.batches(xs[0]):
-            streams, peers = [peer.private(inner.id) for peer in peers], list(peers)
-            bucket = prepare(self, inner, streams, xs, peers, workspace, NoPlan.of)
+            whose = Peers.of(peers)
+            bucket = prepare(self, inner, lambda peer: peer.private(inner.id), xs, whose, workspace, NoPlan.of)
         if bucket is None or code is None:
             return (yield from Method.exchange_all(self, xs, states, peers))
         shares = [stage_shares(self.ratio, state.stages, self.first_ratio) for state in states]
-        eta, usable = exponential_thresholds(bucket.many, shares)
+        thresholds = exponential_thresholds if self.dist == "exp" else pareto_thresholds
+        eta, usable = thresholds(bucket.many, shares)
         counts = tail_sums_many(eta, bucket.many)[0]
         chosen = choose_reaching_many(eta, bucket.many, code, strict=True)
-        outs, answers = yield from exchange_chosen(bucket, code, chosen, xs, peers, [counts, usable])
+        outs, answers = yield from exchange_chosen(bucket, code, chosen, xs, whose, [counts, usable])
         finite = ask_host_of_all([out.finite for out in outs])
         for x, out, state, fine, count, there in zip(xs, outs, states, finite, *answers, strict=True):
             out.state = self._next(state, self._surplus(count, x) if there else None) if fine else state

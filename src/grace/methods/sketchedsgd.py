@@ -20,7 +20,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Odd, Share
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import InputError
 from grace.flags.finite import Flag, and_, on_host
 from grace.kernels import PRIME, select_topk
@@ -117,16 +117,17 @@ class SketchedSGD(Method[None]):
         self, xs: Sequence[Tensor], states: Sequence[None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[None]]]:
         """On an accelerator the tensors, of any shapes, go by as many launches as one of them takes."""
-        peers = list(peers)
         if (bucket := self._prepare(xs, peers)) is not None:
-            return (yield from exchange_sketches(bucket, xs, peers))
+            return (yield from exchange_sketches(bucket, xs, list(peers)))
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def _prepare(self, xs: Sequence[Tensor], peers: Sequence[Peer]) -> SketchBucket | None:
         """The tensors, of any shapes, as a bucket, if kernels for many tensors can take them."""
         if not peers or not self.batches(xs[0]):
             return None
-        return prepare_sketches(CountSketch.__name__, self.rows, [self._way(x.numel()) for x in xs], xs, peers)
+        return prepare_sketches(
+            CountSketch.__name__, self.rows, [self._way(x.numel()) for x in xs], xs, Peers.of(peers)
+        )
 
     def _way(self, n: int) -> Sketching:
         cells, candidates = self._sizes(n)

@@ -22,7 +22,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Rotation, check_knobs
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import ConfigurationError
 from grace.flags.finite import fill_unless_, on_host
 from grace.kernels import (
@@ -129,10 +129,10 @@ class THC(Method[None]):
     ) -> Exchange[list[Exchanged[None]]]:
         """On an accelerator the tensors, of any shapes, go by as many launches as one of them takes."""
         if peers and self.batches(xs[0]):
-            peers = list(peers)
-            bucket = prepare_table("THC", self.table, self.block, self.reach, xs, peers)
+            whose = Peers.of(peers)
+            bucket = prepare_table("THC", self.table, self.block, self.reach, xs, whose)
             if bucket is not None:
-                return (yield from exchange_table(bucket, xs, peers))
+                return (yield from exchange_table(bucket, xs, whose))
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def facts(self, like: Tensor) -> Facts:

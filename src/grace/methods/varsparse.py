@@ -6,6 +6,7 @@ Letters: r the sum of gradients that were not sent; d the root of the sum v of t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,14 +15,16 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
+from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share
 from grace.contract.loan import narrow, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
-from grace.flags.finite import ask_host
+from grace.flags.finite import ask_host, on_host
 from grace.kernels.index_lists.codes import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
+from grace.methods.common.waiting_bucket import WaitingBucket
 from grace.registry import register
 
 
@@ -102,6 +105,25 @@ class VarSparse(Method[VarSparseState]):
         left = torch.where(sent, out.rest if self.keep_error else 0.0, r)
         mean, finite = narrow(out.mean, x.dtype, True, left)
         return Exchanged(mean, None, VarSparseState(succeed(finite, left, state.r, peer.lent), after, None), finite)
+
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator, of float32."""
+        there = not on_host(like.device) and backends.runs_triton(like.device)
+        return type(self) is VarSparse and there and like.dtype is torch.float32
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[VarSparseState], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[VarSparseState]]]:
+        """Tensors of any shapes go by few launches, and one question to the host."""
+        bucket = WaitingBucket.of(self, PowersOfTwo(self.index), xs, peers) if xs and self.batches(xs[0]) else None
+        if bucket is None:
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        bucket.add(states, math.sqrt(self.alpha))
+        outs = yield from bucket.exchange()
+        succeeded = bucket.succeed(outs, math.sqrt(self.zeta), self.keep_error)
+        for out, r, d in zip(outs, *succeeded, strict=True):
+            out.state = VarSparseState(r, d, None)
+        return outs
 
     def kinds(self, state: VarSparseState) -> Any:
         return ("debt", "own", "own")

@@ -93,9 +93,9 @@ class Echo:
                 return op.into.copy_(buf.expand(shape))
             if world * buf.numel() * buf.element_size() > _MOST_ROWS:
                 return buf.expand(shape)
-            key = (shape, buf.dtype)
+            key = (shape, buf.dtype, buf.device)
             if key not in self._rows:
-                self._rows[key] = torch.empty(shape, dtype=buf.dtype)
+                self._rows[key] = torch.empty(shape, dtype=buf.dtype, device=buf.device)
             return self._rows[key].copy_(buf.expand(shape))
         if isinstance(op, AllToAll):
             return buf[:1].expand_as(buf).contiguous()

@@ -73,6 +73,7 @@ QUANTILES = {
     "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
 }  # fmt: skip
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
+TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 # What travels: values, or codes of one of two kinds, in so many bits.
 VALUES = {"KIND": 0, "MOST": 0, "BITS": 0, "fronts": None}
@@ -237,6 +238,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.quartic._sum": (QUARTIC, [
         {"PLACED": 0, "EVEN": 1, "TILE": 1024}, {"PLACED": 1, "where": None, "digits": None, "EVEN": 1, "TILE": 1024}
     ]),
+    "kernels.tagged._tally": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._write": (TAGGED, [
+        {"P": p, "RELATIVE": p > 6, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "TILE": 1024} for p in (10, 6)
+    ]),
+    "kernels.tagged._count": (TAGGED, [{"RELATIVE": relative, "TILE": 1024} for relative in (1, 0)]),
+    "kernels.tagged._sum": (TAGGED, [{"P": p, "RELATIVE": p > 6, "EVEN": 1, "TILE": 1024} for p in (10, 6)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, **said, "TILE": 1024}
@@ -334,6 +343,7 @@ HELPERS = (
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
+    "kernels.tagged._tags",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
@@ -349,6 +359,8 @@ NARROW = {
     "kernels.hashing._add": ["like"],
     **{f"kernels.quantiles.{name}": ["like"] for name in ("_look", "_sample", "_encode", "_add")},
     "kernels.quartic._quantize": ["like"],
+    "kernels.tagged._tally": ["like"],
+    "kernels.tagged._write": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
     "kernels.tails._tail_sums": ["like"],

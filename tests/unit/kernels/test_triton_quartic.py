@@ -11,7 +11,6 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
-from grace.compute import backends
 from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import (
@@ -25,7 +24,7 @@ from grace.kernels import (
     write_quartic_many,
 )
 from grace.kernels.quartic.triton import _last_up_to
-from tests.unit.kernels.native_checks import offset
+from tests.unit.kernels.coded_buckets import Coded
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -33,45 +32,11 @@ __all__ = ["interpreter"]
 SMALL = (5, 352, 1)
 # Of bytes in several tiles, with runs over their borders.
 LARGE = (5120, 5121, 12_003, 5119, 30_000)
-CODE = QuarticCode(1.5)
-
-
-def bucket(sizes: tuple[int, ...], rank: int, density: float) -> Many:
-    """Tensors that begin at odd places, most of whose numbers are small; the first is not finite on one rank."""
-    made, many = torch.Generator().manual_seed(rank), Many(sizes, (), (), torch.device("cpu"))
-    parts = list[list[Tensor]]()
-    for t, n in enumerate(sizes):
-        x = torch.randn(1, n, generator=made) * torch.where(torch.rand(1, n, generator=made) < density, 1.0, 0.01)
-        x[0, :3] *= 1e-38 if t == 2 else 1.0
-        parts.append([offset(part, t % 4) for part in (x, torch.randn(1, n, generator=made) / 64, torch.zeros(1, n))])
-    if rank == 1:
-        parts[0][0][0, -1] = torch.inf
-    many.point(*(list(column) for column in zip(*parts, strict=True)))
-    return many
-
-
-def messages(sizes: tuple[int, ...], density: float, W: int) -> tuple[QuarticPlaces, Tensor, list[Many], list[Tensor]]:
-    """Where the wires of W workers lie, these, the workers' tensors, and which are finite."""
-    each = [bucket(sizes, rank, density) for rank in range(W)]
-    choices = [choose_quartic_many(many.like, many, CODE) for many in each]
-    widths = [choice.widths.tolist() for choice in choices]
-    rows = torch.zeros(W, QuarticPlaces(widths, 0, sizes, CODE).size, dtype=torch.uint8)
-    for rank, row in enumerate(rows):
-        write_quartic_many(row, each[rank], CODE, choices[rank], QuarticPlaces(widths, rank, sizes, CODE))
-    return QuarticPlaces(widths, 0, sizes, CODE), rows, each, [choice.finite for choice in choices]
+CODED = Coded(QuarticCode(1.5), QuarticPlaces, choose_quartic_many, write_quartic_many, sum_quartic_many)
 
 
 def exchange(sizes: tuple[int, ...] = SMALL, density: float = 0.1, W: int = 2) -> None:
-    def draw() -> list[Tensor]:
-        with cpu_as_accelerator():
-            places, rows, each, finite = messages(sizes, density, W)
-            legal = sum_quartic_many(rows, each[0], CODE, places, 0.3)
-        assert legal.all()
-        told = zip(each, finite, strict=True)
-        rests = [rest for many, fine in told for rest, ok in zip(many.rests or (), fine, strict=True) if ok]
-        return [torch.tensor(places.widths), rows, *finite, *each[0].xs, *rests]
-
-    agree(draw, (sizes, density))
+    CODED.exchange(sizes, density, W)
 
 
 @pytest.mark.parametrize("density", [0.1, pytest.param(0.01, marks=night)])
@@ -134,23 +99,7 @@ DAMAGE = ((0, 7, True), (3, 0xBF, False), (4, 1, False), (7, 0x80, False), (9, 2
 
 
 def damaged() -> None:
-    """The same wires are refused as by the specification."""
-    with cpu_as_accelerator():
-        with backends.using("reference"):
-            places, rows, _, _ = messages((200, 41), 0.05, 2)
-        for at, byte, right in DAMAGE:
-            spoiled, legal = rows.clone(), dict[str, list[bool]]()
-            begin, width = places.begins[1] + 4, places.widths[1][1]
-            spoiled[1, begin + at % width] = byte
-            for backend in ("reference", "triton"):
-                with backends.using(backend):
-                    try:
-                        legal[backend] = sum_quartic_many(
-                            spoiled, bucket((200, 41), 2, 1.0), CODE, places, 1.0
-                        ).tolist()
-                    except PayloadError:
-                        legal[backend] = [True, False]
-            assert legal["triton"] == legal["reference"] == [True, right], (at, byte)
+    CODED.damaged(DAMAGE, (200, 41), 0.05)
 
 
 def test_damaged_wires_are_told() -> None:
@@ -160,7 +109,7 @@ def test_damaged_wires_are_told() -> None:
 @pytest.mark.parametrize("width", [8, 18])
 def test_widths_that_no_sender_writes(width: int) -> None:
     with pytest.raises(PayloadError, match="field 'width' of rank 1 must be in"):
-        QuarticPlaces([[11], [width]], 0, [41], CODE)
+        QuarticPlaces([[11], [width]], 0, [41], CODED.code)
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------

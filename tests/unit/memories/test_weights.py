@@ -53,10 +53,8 @@ RATES = (0.1, 0.37, 0.01, 0.0, 0.2, 0.07)  # of the steps, of which the third is
 class Rated(Run):
     """Each step has its learning rate."""
 
-    def step(self, fail_at: int | None = None) -> Any:
-        for worker in self.workers:
-            worker.lr = RATES[worker.step % len(RATES)]
-        return super().step(fail_at)
+    def rate(self, step: int) -> float | None:
+        return RATES[step % len(RATES)]
 
     def states(self) -> Any:
         """Numbers as tensors: a learning rate is one of the host's on the CPU."""
@@ -95,7 +93,11 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkey
 
 
 @pytest.mark.parametrize(("spec", "dtype"), CASES[2:4])
-def test_an_accelerator_without_triton_has_them_too(spec: str, dtype: torch.dtype) -> None:
+def test_an_accelerator_without_triton_has_them_too(
+    spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, if tensors are large."""
+    monkeypatch.setattr("grace.memories.many._PIECE", 16)
     assert outcome(spec, dtype, "reference", "alone") == outcome(spec, dtype, "reference", "host")
 
 

@@ -13,7 +13,8 @@ import grace
 from grace.errors import ConfigurationError
 from grace.kernels import Many
 from grace.kernels.index_lists.codes import CODES
-from grace.methods.common.tail_bucket import exponential_thresholds
+from grace.methods.common import tail_bucket
+from grace.methods.common.tail_bucket import exponential_thresholds, pareto_thresholds
 from grace.methods.common.tails import find_threshold, inverse_gamma_tail, most_stages, stage_shares, threshold
 from grace.methods.sidco import Search, SIDCo
 
@@ -81,7 +82,11 @@ def test_heavy_tails_need_three_stages() -> None:
     assert 0.7 <= hits[1] <= 1.5
 
 
-def test_thresholds_of_a_bucket_are_those_of_its_tensors() -> None:
+THRESHOLDS = {"exp": exponential_thresholds, "gpareto": pareto_thresholds}
+
+
+@pytest.mark.parametrize("dist", THRESHOLDS)
+def test_thresholds_of_a_bucket_are_those_of_its_tensors(dist: str) -> None:
     """To the bit, for any numbers of stages; also where nothing is left before the last, or nothing can be found."""
     rows = [laplace(0), student(1)[:5000], gauss(2)[:70], torch.ones(9), torch.tensor([3e38, 1e38]), torch.zeros(4)]
     rows += [torch.full((3,), 1e-45), torch.tensor([1.0, math.inf]), torch.tensor([-math.nan]), gauss(3)]
@@ -90,10 +95,16 @@ def test_thresholds_of_a_bucket_are_those_of_its_tensors() -> None:
     sums = [x[0] + e[0] for x, e in zip(many.xs, many.memories or (), strict=True)]
     for step in range(3):
         stages = [(t + 3 * step) % 8 + 1 for t in range(len(rows))]
-        eta, usable = exponential_thresholds(many, [stage_shares(0.01, M, 0.25) for M in stages])
-        right = [find_threshold(row.abs(), 0.01, M, "exp", 0.25) for row, M in zip(sums, stages, strict=True)]
+        eta, usable = THRESHOLDS[dist](many, [stage_shares(0.01, M, 0.25) for M in stages])
+        right = [find_threshold(row.abs(), 0.01, M, dist, 0.25) for row, M in zip(sums, stages, strict=True)]
         assert usable.tolist() == [value is not None for value in right]
         assert eta.tolist() == [1.0 if value is None else value for value in right]
+
+
+def test_what_exceeds_one_threshold_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_bucket, "_above", lambda a, eta, count: a[a >= a.sort(descending=True)[0][count]])
+    with pytest.raises(AssertionError):
+        test_thresholds_of_a_bucket_are_those_of_its_tensors("gpareto")
 
 
 @pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])

@@ -120,7 +120,7 @@ def captured(
 
 SPECS = [
     "topk:ratio=0.2", "efsignsgd", "onebit", "none", "bf16", "powersgd:rank=2,min_rate=0.1", "signsgd:memory=none",
-    "qsgd:bits=4", "natural", "fp8:stochastic=true", "terngrad", "randomk:ratio=0.2", "drive:block=16",
+    "qsgd:bits=4", "efsignsgd:beta=0.7", "natural", "fp8:stochastic=true", "terngrad", "randomk:ratio=0.2", "drive:block=16",
 ]  # fmt: skip
 
 
@@ -172,6 +172,16 @@ def test_what_a_graph_cannot_repeat_is_refused_at_once(spec: str, why: str):
     with pretend_capturing(), pytest.raises(ConfigurationError, match=why) as raised:
         exchange(workers, gradients(0))
     assert "such as topk, efsignsgd" in str(raised.value)
+
+
+@pytest.mark.parametrize("spec", ["topk:follow_lr=true", "efsignsgd:memory=distef,follow_lr=true"])
+def test_a_learning_rate_that_may_change_is_refused(spec: str):
+    workers = make(spec)
+    for worker in workers:
+        worker.lr = 0.1
+    exchange(workers, gradients(0))
+    with pretend_capturing(), pytest.raises(ConfigurationError, match="follows the learning rate, which the host"):
+        exchange(workers, gradients(0))
 
 
 @pytest.mark.parametrize("spec", ["qsgd:bits=4", "randomk:ratio=0.1"])

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ class Many:
         rows: b.
 
     xs, memories, rests: ``[b, n_t]`` each, contiguous, float32; xs may also be float16 or bfloat16, all of them, where they
-        are read; memories and rests may be missing. sizes, places: of each of the T b rows, those of a tensor side by side.
+        are read; memories and rests may be missing. They may be given in any shape. sizes, places: of each of the T b rows,
+        those of a tensor side by side.
     table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
         rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers.
@@ -68,6 +69,7 @@ class Many:
         self._starts = [row * n for n in sizes for row in range(rows)]
         self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
+        self._dtype = torch.float32  # of xs
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
         self.work: Many | None = None
@@ -83,28 +85,28 @@ class Many:
     @property
     def like(self) -> Tensor:
         """One number of the dtype of xs, by which kernels know it."""
-        dtype = self.xs[0].dtype
+        dtype = self._dtype
         return self.once(("like", dtype), lambda: torch.zeros(1, dtype=dtype, device=self.device))
 
     def all_of(self, marks: Tensor) -> Tensor:
         """``[T]`` bool: which tensors have no mark, of ``[T b m]`` int32, m for each row."""
-        return (marks.view(len(self) // self.rows, -1) == 0).all(dim=1)
+        tensors = len(self) // self.rows
+        return marks == 0 if len(marks) == tensors else (marks.view(tensors, -1) == 0).all(dim=1)
 
     def point(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
     ) -> bool:
-        """From now on these are the tensors, ``[b, n_t]``. Their addresses go to the device unless they have been there; False
-        if they would have to while work is captured, and then nothing has changed.
+        """From now on these are the tensors, of any shapes. Their addresses go to the device unless they
+        have been there; False if they would have to while work is captured, and then nothing has changed.
         """
-        addresses = [
-            [x.data_ptr() for x in part for _ in range(self.rows)] if part is not None else [0] * len(self)
-            for part in (xs, memories, rests)
-        ]
-        key = tuple(address for part in addresses for address in part)
+        parts = [None if part is None else [x.data_ptr() for x in part] for part in (xs, memories, rests)]
+        key = tuple([address for part in parts for address in part or (0,)])
         table = self._tables.get(key)
         if table is None:
             if capturing():
                 return False
+            none = [0] * len(xs)
+            addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
             keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
             columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
             lines = torch.tensor([list(line) for line in zip(*columns, strict=True)])
@@ -113,7 +115,10 @@ class Many:
                 self._tables.clear()
             self._tables[key] = table
         self.table, self.even = table
-        self.xs, self.memories, self.rests = xs, memories, rests
+        self._dtype = xs[0].dtype if xs else torch.float32
+        self.xs = _InRows(xs, self._whole_sizes)
+        self.memories = None if memories is None else _InRows(memories, self._whole_sizes)
+        self.rests = self.xs if rests is xs else None if rests is None else _InRows(rests, self._whole_sizes)
         return True
 
     def lend(self, xs: Sequence[Tensor]) -> bool:
@@ -207,6 +212,34 @@ class Many:
     def clip(self, block: int) -> int:
         """The size that cuts all rows into the same blocks, none of them longer than the longest row."""
         return min(block, max(self.sizes))
+
+
+class _InRows(Sequence[Tensor]):
+    """Tensors as rows of n numbers each, once somebody looks at them: kernels know their addresses."""
+
+    __slots__ = ("_given", "_sizes", "_there")
+
+    def __init__(self, given: Sequence[Tensor], sizes: Sequence[int]):
+        self._given, self._sizes, self._there = given, sizes, False
+
+    def _all(self) -> Sequence[Tensor]:
+        if not self._there:
+            self._given = [x.view(-1, n) for x, n in zip(self._given, self._sizes, strict=True)]
+            self._there = True
+        return self._given
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, key: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, key: int | slice) -> Tensor | Sequence[Tensor]:
+        return self._all()[key]
 
 
 def pair_programs(counts: Tensor) -> Tensor:

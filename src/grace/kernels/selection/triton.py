@@ -128,12 +128,9 @@ def _emit(
     """
     row = row_of(programs, MANY)
     all_sent = row < 0
-    some = row >= 0
     if LISTED:
         all_sent = tl.load(kept + 8 * row + 2) == 3
         first = tl.load(kept + 8 * row + 1)
-        if KIND:
-            some = tl.load(kept + 8 * row) > 0
     else:
         _k, first = kept_of(kept, row, k, MANY)
     entire = all_sent
@@ -159,7 +156,9 @@ def _emit(
             equals += tl.sum(equal, 1)[:, None]
         else:
             keep = inside & (key >= bound_of(least, row, LISTED))
-        keep = (keep | (inside & all_sent)) & some
+        keep = keep | (inside & all_sent)
+        if KIND:
+            keep = keep & (tl.load(kept + 8 * row) > 0)
         ones = keep.to(tl.int32)
         at = first + begin + tl.cumsum(ones, 1) - ones
         begin += tl.sum(ones, 1)[:, None]

@@ -8,7 +8,7 @@ sampling, tails     each number kept with its own probability; thresholds from s
 buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighboring ones together
 count_sketch        a linear sketch of a vector; minmax_sketch: small numbers in fewer cells than keys
 cast                rounding to a 16-bit float
-powers_of_two       signed powers of two in four bits
+powers_of_two       signed powers of two in four bits, of numbers that waited: waiting_bucket
 rotation            random Hadamard rotations; rotated_codes: centroids of rotated blocks
 integer_table       stochastic rounding to a table of integers whose sums need no decoding; table_bucket: of a bucket's tensors
 matrices            a tensor as a matrix; triples: singular triples; principal: principal components

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Broadcast, Exchange, Parts
-from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
+from grace.communicators.many import can_go_together, finish, refuse_illegal
 from grace.communicators.summed import SumPlan
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.capturing import refuse_capture
 from grace.kernels import (
@@ -28,13 +28,11 @@ from grace.kernels import (
     decode_indices_many,
     encode_indices_many,
     layout,
-    poison_many,
     sum_listed_many,
     take_listed_many,
     take_topk_many,
 )
 from grace.kernels.index_lists.codes import choose
-from grace.kernels.staging import narrow_many
 
 LEADS = "which rank leads follows from the step, which is a number of the host's"
 
@@ -55,16 +53,16 @@ class LedBucket:
     means: Many | None
 
 
-def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Sequence[Peer]) -> LedBucket | None:
+def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Peers) -> LedBucket | None:
     """The bucket of these tensors, of any shapes, of which ``kept(n)`` of n numbers are sent, if kernels for many tensors can
     take it; None: they go one by one.
     """
-    workspace, device = peers[0].lent.workspace, xs[0].device
+    workspace, device = peers.like.lent.workspace, xs[0].device
     if workspace is None or not can_go_together(xs, peers):
         return None
     sizes = tuple(x.numel() for x in xs)
     counts = tuple(kept(n) for n in sizes)
-    key = (LedBucket, device, xs[0].dtype, sizes, counts, tuple(peer.name for peer in peers))
+    key = (LedBucket, device, xs[0].dtype, sizes, counts, peers.names)
     bucket: LedBucket | None = workspace.kept.get(key)
     if bucket is None:
         codes = tuple(choose(n, k) for n, k in zip(sizes, counts, strict=True))
@@ -74,23 +72,21 @@ def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Sequenc
         many, coded = (Many(sizes, at, (), device) for at in (plan.wires, places))
         means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, (), device)
         bucket = LedBucket(PlaceLists(counts, codes, (0,) * len(xs)), many, plan, coded, parts, means)
-    rows, (memories, rests) = [x.view(1, -1) for x in xs], lent_rows(peers)
-    rooms = rows if bucket.means is None else take_rooms(workspace, sizes, device)
-    there = bucket.many.point(rows, memories, rests) and bucket.coded.point(rows, memories, rests)
-    if not there or not (bucket.means is None or bucket.means.point(rooms)):
+    there = all(each.point(xs, peers.memories, peers.rests) for each in (bucket.many, bucket.coded))
+    if not there or not (bucket.means is None or bucket.means.point(take_rooms(workspace, sizes, device))):
         return None
     workspace.kept[key] = bucket
     return bucket
 
 
 def exchange_led(
-    bucket: LedBucket, leader: int, xs: Sequence[Tensor], peers: Sequence[Peer], workspace: Workspace
+    bucket: LedBucket, leader: int, xs: Sequence[Tensor], peers: Peers, workspace: Workspace
 ) -> Exchange[list[Exchanged[None]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     refuse_capture(LEADS)
-    many, plan, lists, names = bucket.many, bucket.plan, bucket.lists, [peer.name for peer in peers]
+    many, plan, lists = bucket.many, bucket.plan, bucket.lists
     codes = workspace.take(sum(bucket.parts.sizes), torch.uint8, many.device).zero_()
-    message, leads = workspace.take(plan.size, torch.float32, many.device), peers[0].rank == leader
+    message, leads = workspace.take(plan.size, torch.float32, many.device), peers.like.rank == leader
     index = workspace.take(plan.size, torch.int64, many.device)
     if leads:
         finite = take_topk_many(index, message, bucket.coded, lists.kept)
@@ -108,8 +104,4 @@ def exchange_led(
     answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
     wires.check_shape("sum", answer, message.shape)
     finite = sum_listed_many(answer.contiguous(), index, bucket.means or many, lists)
-    fine = refuse_illegal(legal, finite, names)
-    if bucket.means is not None:
-        fine = narrow_many(fine, bucket.means, many)
-    poison_many(fine, many)
-    return [Exchanged(x, peer.lent.rest, None, flag) for x, peer, flag in zip(xs, peers, fine.unbind(0), strict=True)]
+    return finish(refuse_illegal(legal, finite, peers.names), many, bucket.means, xs, peers)

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
+from grace.kernels import Chosen, CountedCode, Many, choose_coded_many, tops_many
 from grace.kernels.coded import BIAS, SPAN, Powers
 from grace.kernels.coded.wire import add_coded_, write_coded_
 from grace.kernels.index_lists.codes import IndexCode, pad
 from grace.random import Stream
+
+_BIAS64 = 1023  # of the exponent of a float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,17 @@ class PowersOfTwo(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for part, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
             add_coded_(part, row, scale, Powers(), self.index)
+
+    @property
+    def counted(self) -> CountedCode:
+        return CountedCode(self.index, False, Powers())
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        top = tops_many(many.like, many)
+        exponent = top.frexp().exponent - 1  # of the largest
+        fronts = (exponent + BIAS).clamp_min(0).masked_fill(~((top > 0) & top.isfinite()), 0)
+        bounds = ((exponent.long() - SPAN + _BIAS64) << 52).view(torch.float64) * 0.75
+        return choose_coded_many(fronts.int(), bounds, many, code, strict=False)
 
     def facts(self, n: int) -> Facts:
         return Facts()

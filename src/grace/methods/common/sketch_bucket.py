@@ -17,9 +17,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.communicators.many import can_go_together, lent_rows
+from grace.communicators.many import can_go_together
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels import (
     PRIME,
@@ -99,14 +99,13 @@ class SketchPlan:
         self.none = torch.zeros(len(sizes), dtype=torch.bool, device=device)
         self.yes = torch.ones(1, dtype=torch.bool, device=device)
 
-    def point(self, xs: Sequence[Tensor], peers: Sequence[Peer], workspace: Workspace) -> Tensor | None:
+    def point(self, xs: Sequence[Tensor], peers: Peers, workspace: Workspace) -> Tensor | None:
         """From now on these are the tensors, of any shapes: room for the means of candidates, float32 ``[P]``. None: their
         addresses cannot be told, see :meth:`Many.point`.
         """
         device, L = self.many.device, self.count
-        rows, (memories, rests) = [x.view(1, -1) for x in xs], lent_rows(peers)
-        rows = [rows[t] for t in self.order]
-        lent = [None if each is None else [each[t] for t in self.order] for each in (memories, rests)]
+        rows = [xs[t] for t in self.order]
+        lent = [None if each is None else [each[t] for t in self.order] for each in (peers.memories, peers.rests)]
         x = take_rooms(workspace, self.many.sizes, device) if self.narrow else rows
         exact = workspace.take(sum(self.exact.sizes), torch.float32, device)
         there = self.many.point(rows, *lent) and self.put.point(x, None, x)
@@ -129,16 +128,16 @@ class SketchBucket(NamedTuple):
 
 
 def prepare_sketches(
-    owner: str, rows: int, ways: Sequence[Sketching], xs: Sequence[Tensor], peers: Sequence[Peer]
+    owner: str, rows: int, ways: Sequence[Sketching], xs: Sequence[Tensor], peers: Peers
 ) -> SketchBucket | None:
     """The bucket of these tensors, of any shapes, of which these are sent, if kernels for many tensors can take it; None: they
     go one by one. ``owner``: the name that keys the sketches' streams.
     """
-    workspace, device = peers[0].lent.workspace, xs[0].device
+    workspace, device = peers.like.lent.workspace, xs[0].device
     if workspace is None or not can_go_together(xs, peers) or max(x.numel() for x in xs) >= PRIME:
         return None
-    sizes, ids = tuple(x.numel() for x in xs), tuple((peer.name, peer.seed) for peer in peers)
-    key = (SketchPlan, owner, rows, tuple(ways), device, xs[0].dtype, sizes, ids)
+    sizes = tuple([x.numel() for x in xs])
+    key = (SketchPlan, owner, rows, tuple(ways), device, xs[0].dtype, sizes, peers.names, peers.like.seed)
     plan: SketchPlan | None = workspace.kept.get(key)
     plan = plan or SketchPlan(sizes, rows, ways, owner, peers, device, narrow=xs[0].dtype is not torch.float32)
     exact = plan.point(xs, peers, workspace)

@@ -15,19 +15,17 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Parts
-from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
+from grace.communicators.many import can_go_together, finish, refuse_illegal
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peers
 from grace.contract.workspace import take_rooms
 from grace.kernels import (
     Many,
     decode_entries_many,
     encode_entries_many,
-    poison_many,
     rotate_norms_many,
     sum_entries_many,
 )
-from grace.kernels.staging import narrow_many
 from grace.kernels.tables import Chunks
 from grace.methods.common.integer_table import bounds_of, count_sum_bits
 
@@ -48,37 +46,36 @@ class TableBucket:
 
 
 def prepare_table(
-    owner: str, table: tuple[int, ...], block: int, reach: float, xs: Sequence[Tensor], peers: Sequence[Peer]
+    owner: str, table: tuple[int, ...], block: int, reach: float, xs: Sequence[Tensor], peers: Peers
 ) -> TableBucket | None:
     """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
     ``owner`` is the name of the method, which keys its random streams.
     """
-    workspace, device = peers[0].lent.workspace, xs[0].device
+    workspace, device = peers.like.lent.workspace, xs[0].device
     if workspace is None or not can_go_together(xs, peers):
         return None
-    sizes, streams = tuple(x.numel() for x in xs), [peer.private(owner) for peer in peers]
-    ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
-    key = (TableBucket, owner, table, block, reach, device, xs[0].dtype, sizes, ids, peers[0].world)
+    sizes, like = tuple([x.numel() for x in xs]), peers.like
+    whose = (peers.names, like.rank, like.world, like.seed)
+    key = (TableBucket, owner, table, block, reach, device, xs[0].dtype, sizes, whose)
     bucket: TableBucket | None = workspace.kept.get(key)
     if bucket is None:
-        W = peers[0].world
+        W, streams = like.world, [peer.private(owner) for peer in peers]
         chunks = Chunks(sizes, W, table, count_sum_bits(table[-1], W))
         many = Many(sizes, chunks.codes[:-1], streams, device)
         means = None if xs[0].dtype is torch.float32 else Many(sizes, chunks.codes[:-1], streams, device)
         bucket = TableBucket(table, block, reach, many, chunks, means)
-    rows, (memories, rests) = [x.view(1, -1) for x in xs], lent_rows(peers)
-    rooms = rows if bucket.means is None else take_rooms(workspace, sizes, device)
-    there = bucket.many.point(rows, memories, rests) and bucket.many.lend(rests or rooms)
+    rooms: Sequence[Tensor] = xs if bucket.means is None else take_rooms(workspace, sizes, device)
+    there = bucket.many.point(xs, peers.memories, peers.rests) and bucket.many.lend(peers.rests or rooms)
     if not there or not (bucket.means is None or bucket.means.point(rooms)):
         return None
     workspace.kept[key] = bucket
     return bucket
 
 
-def exchange_table(bucket: TableBucket, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[None]]]:
+def exchange_table(bucket: TableBucket, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[None]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
-    many, chunks, block, step = bucket.many, bucket.chunks, bucket.block, peers[0].step
-    names, device, workspace = [peer.name for peer in peers], many.device, peers[0].lent.workspace
+    many, chunks, block, step = bucket.many, bucket.chunks, bucket.block, peers.like.step
+    device, workspace = many.device, peers.like.lent.workspace
     assert workspace is not None
     owners = many.owners(block)
     norms, finite = rotate_norms_many(xs[0], many, block, 0, step)  # [blocks], [T]
@@ -98,11 +95,7 @@ def exchange_table(bucket: TableBucket, xs: Sequence[Tensor], peers: Sequence[Pe
     answer = yield AllGather(message, parts=_lengths(chunks.sums))
     wires.check_shape("sums", answer, torch.Size((chunks.world, chunks.sums[-1])))
     legal = decode_entries_many(answer.contiguous(), bucket.means or many, chunks, bounds, block, step)
-    fine = refuse_illegal(legal, finite, names)
-    if bucket.means is not None:
-        fine = narrow_many(fine, bucket.means, many)
-    poison_many(fine, many)
-    return [Exchanged(x, peer.lent.rest, None, flag) for x, peer, flag in zip(xs, peers, fine.unbind(0), strict=True)]
+    return finish(refuse_illegal(legal, finite, peers.names), many, bucket.means, xs, peers)
 
 
 def _lengths(begins: Sequence[int]) -> Parts:

@@ -1,4 +1,5 @@
-"""The tensors of a bucket whose thresholds follow from what exceeds them, on an accelerator, by few launches: sidco.
+"""The tensors of a bucket whose thresholds follow from what exceeds them, on an accelerator, by few launches or questions:
+sidco.
 
 Letters: T tensors; eta their thresholds.
 """
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grace.kernels import Many, tail_sums_many, tops_many
-from grace.methods.common.tails import ALL, LEAST
+from grace.methods.common.tails import ALL, LEAST, moments, pareto_quantile_of
 
 
 def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
@@ -31,3 +32,55 @@ def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tup
     usable = (top > 0) & (top < math.inf)
     eta = torch.minimum(eta, torch.nextafter(top, torch.zeros_like(top)).double()).clamp_min(LEAST)
     return torch.where(usable, eta, 1.0), usable
+
+
+def pareto_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+    """As :func:`exponential_thresholds`, for generalized Pareto distributions. The host, which computes powers, asks for the
+    means and variances of all tensors in one question for each stage, and before all but the first in another for how many
+    numbers are left.
+    """
+    rows = [_magnitudes(many, t) for t in range(len(many))]
+    told = _ask([(*_top(row), *moments(row)) for row in rows])
+    eta = {
+        t: pareto_quantile_of(mu, variance, shares[t][0])
+        for t, (top, _, mu, variance) in enumerate(told)
+        if 0 < top < math.inf
+    }
+    live = list(eta)
+    for stage in range(1, max(map(len, shares))):
+        live = [t for t in live if stage < len(shares[t])]
+        counts = _ask([((rows[t] > eta[t]).sum(),) for t in live])
+        some = [(t, int(count)) for t, (count,) in zip(live, counts, strict=True) if count]
+        live = [t for t, _ in some]
+        told_of = _ask([moments(_above(rows[t], eta[t], count).double() - eta[t]) for t, count in some])
+        for t, (mu, variance) in zip(live, told_of, strict=True):
+            eta[t] += pareto_quantile_of(mu, variance, shares[t][stage])
+    below = [limit for _, limit, _, _ in told]
+    thresholds = [max(min(eta[t], below[t]), LEAST) if t in eta else 1.0 for t in range(len(rows))]
+    both = torch.tensor([thresholds, [float(t in eta) for t in range(len(rows))]], dtype=torch.float64)
+    found, usable = both.to(many.device, non_blocking=True)
+    return found, usable != 0
+
+
+def _top(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of ``a [n]``, float32, and the next number below, float64 of no dimension."""
+    top = a.max()
+    return top.double(), torch.nextafter(top, torch.zeros_like(top)).double()
+
+
+def _magnitudes(many: Many, t: int) -> Tensor:
+    """Those of tensor t plus its memory, float32 ``[n]``."""
+    x = many.xs[t]
+    return (x.float() if many.memories is None else x + many.memories[t]).abs().view(-1)
+
+
+def _above(a: Tensor, eta: float, count: int) -> Tensor:
+    """``a[a > eta]`` of ``a [n]``, where the host knows how many there are: nothing waits."""
+    above = a > eta
+    place = torch.where(above, above.cumsum(0) - 1, count)
+    return a.new_empty(count + 1).scatter_(0, place, a)[:count]
+
+
+def _ask(numbers: Sequence[Sequence[Tensor]]) -> list[list[float]]:
+    """What the host is told of each of several tensors: numbers of no dimension."""
+    return torch.stack([torch.stack(tuple(each)) for each in numbers]).tolist() if numbers else []

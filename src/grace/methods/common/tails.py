@@ -104,10 +104,20 @@ def exponential_quantile(a: Tensor, share: float) -> float:
 
 def pareto_quantile(a: Tensor, share: float) -> float:
     """What ``share`` of a generalized Pareto distribution with a's mean and variance exceeds; a is ``[n]``."""
+    mean, variance = moments(a)
+    return pareto_quantile_of(float(mean), float(variance), share)
+
+
+def moments(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the variance of ``a [n]``, float64 of no dimension."""
     a = a.double()
-    mu, variance = float(a.mean()), float(a.var(correction=0))
+    return a.mean(), a.var(correction=0)
+
+
+def pareto_quantile_of(mu: float, variance: float, share: float) -> float:
+    """What ``share`` of a generalized Pareto distribution with this mean and variance exceeds."""
     if variance <= 1e-12 * mu * mu:  # all equal
-        return exponential_quantile(a, share)
+        return -mu * math.log(share)
     kappa = (1 - mu * mu / variance) / 2
     beta = mu * (mu * mu / variance + 1) / 2
     log = -math.log(share)

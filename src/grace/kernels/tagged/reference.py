@@ -1,0 +1,35 @@
+"""The specification: one tensor after the other."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
+from grace.kernels.counted.parts import Chosen
+from grace.kernels.many import Many
+from grace.kernels.tagged import TaggedCode, TaggedPlaces
+from grace.kernels.tagged.codes import add_tagged, write_tagged
+
+
+def choose_tagged_many(like: Tensor, many: Many, code: TaggedCode) -> Chosen:
+    def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Tensor]:
+        row, finite = sum_finite_(x, memory, rest)
+        wire = write_tagged(row, code)
+        if rest is not None:
+            add_tagged(wire, rest, -1.0, code)
+        return wire, finite
+
+    return choose_each(many, like.device, write)
+
+
+def write_tagged_many(message: Tensor, many: Many, code: TaggedCode, chosen: Chosen, places: TaggedPlaces) -> None:
+    put_wires(message, chosen, places)
+
+
+def sum_tagged_many(rows: Tensor, many: Many, code: TaggedCode, places: TaggedPlaces, weight: float) -> Tensor:
+    def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
+        x.zero_()
+        for wire in received:
+            add_tagged(wire, x, weight, code)
+
+    return sum_wires(rows, many, places, add_up)
