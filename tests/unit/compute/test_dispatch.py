@@ -105,7 +105,9 @@ def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "triton.py").write_text(
         "def polynomial_hash(a, keys): return 'fast' if len(a) > 1 else NotImplemented\n"
     )
-    monkeypatch.setattr(hashing, "__path__", [*hashing.__path__, str(tmp_path)])
+    monkeypatch.setattr(hashing, "__path__", [str(tmp_path), *hashing.__path__])
+    monkeypatch.delitem(sys.modules, "grace.kernels.hashing.triton", raising=False)
+    monkeypatch.delattr(hashing, "triton", raising=False)
     importlib.invalidate_caches()
     dispatch._find.cache_clear()
     pretend(monkeypatch, meta="triton", cpu="native")
