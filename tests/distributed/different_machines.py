@@ -60,8 +60,12 @@ def add_contracted(out: Tensor, x: Tensor, scale: float) -> None:
 
 # name: the method, its module, and what it computes otherwise
 MUTANTS: dict[str, tuple[str, str, dict[str, Callable[..., Any]]]] = {
-    "blas": ("powersgd", "powersgd", {"orthonormalize": orthonormalize_by_lapack, "split_low_rank": split_by_blas}),
-    "contracted": ("3lc", "three_lc", {"add_scaled_": add_contracted}),
+    "blas": (
+        "powersgd",
+        "grace.methods.powersgd",
+        {"orthonormalize": orthonormalize_by_lapack, "split_low_rank": split_by_blas},
+    ),
+    "contracted": ("3lc", "grace.kernels.quartic.codes", {"add_scaled_": add_contracted}),
 }
 
 
@@ -81,7 +85,7 @@ def main(what: str = "") -> None:
     rank, world, transport = dist.get_rank(), dist.get_world_size(), TorchDistributed()
     found = {spec: run(spec, rank, world, transport) for spec in (CASES if what == "all" else SPECS)}
     for mutant, (name, module_name, functions) in MUTANTS.items():
-        module = importlib.import_module(f"grace.methods.{module_name}")
+        module = importlib.import_module(module_name)
         own = {function: getattr(module, function) for function in functions}
         vars(module).update(functions)
         found[mutant] = run(FIRST[name], rank, world, transport)
