@@ -71,4 +71,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":  # not in processes that it spawns
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted: nothing was kept")

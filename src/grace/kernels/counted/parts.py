@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from grace.kernels.coded import Codes, coded_bytes
 from grace.kernels.index_lists import FIXED
 from grace.kernels.index_lists.codes import most, varies
 
+L = TypeVar("L")
 Numbers: TypeAlias = npt.NDArray[np.int64]
 COUNT = 4  # bytes of the count
 DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
@@ -101,8 +102,7 @@ class WirePlaces:
         widths: of each worker those of its wires, as they came from the network. own: this worker's rank.
         least, most: of each tensor, bytes that a sender writes.
 
-    begins: of each tensor the byte where its sealed wire begins. sealed: the bytes of these. size: s, of a message. layout:
-    what a backend makes of it.
+    begins: of each tensor the byte where its sealed wire begins. sealed: the bytes of these. size: s, of a message.
 
     Raises:
         PayloadError: a width that no sender writes.
@@ -117,7 +117,14 @@ class WirePlaces:
         self.sealed = tuple(wires.sealed_bytes(max(column)) for column in zip(*self.widths, strict=True))
         self.begins = [sum(self.sealed[:t]) for t in range(len(self.sealed))]
         self.size = sum(self.sealed)
-        self.layout: Any = None
+        self._layout: Any = None
+
+    def once(self, make: Callable[[], L]) -> L:
+        """What a backend makes of this: made once."""
+        if self._layout is None:
+            self._layout = make()
+        layout: L = self._layout
+        return layout
 
     def words(self, device: torch.device) -> Tensor:
         """int64 ``[T]``: where the headers of the sealed wires are, in int32."""

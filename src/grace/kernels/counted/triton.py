@@ -201,10 +201,7 @@ class _PlacesThere:
     @staticmethod
     def of(places: CountedPlaces, many: Many) -> _PlacesThere:
         """That of these places, which is made once."""
-        if places.layout is None:
-            places.layout = _PlacesThere(places, many)
-        layout: _PlacesThere = places.layout
-        return layout
+        return places.once(lambda: _PlacesThere(places, many))
 
 
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:

@@ -326,10 +326,7 @@ class _GapPlacesThere:
     @staticmethod
     def of(places: GapPlaces, many: Many) -> _GapPlacesThere:
         """That of these places, which is made once."""
-        if places.layout is None:
-            places.layout = _GapPlacesThere(places, many)
-        layout: _GapPlacesThere = places.layout
-        return layout
+        return places.once(lambda: _GapPlacesThere(places, many))
 
 
 def tiles_to_read(rooms: Tensor, lists: GapLists) -> Tensor:

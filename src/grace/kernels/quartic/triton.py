@@ -258,10 +258,7 @@ class _QuarticPlacesThere:
     @staticmethod
     def of(places: QuarticPlaces, many: Many) -> _QuarticPlacesThere:
         """That of these places, which is made once."""
-        if places.layout is None:
-            places.layout = _QuarticPlacesThere(places, many)
-        layout: _QuarticPlacesThere = places.layout
-        return layout
+        return places.once(lambda: _QuarticPlacesThere(places, many))
 
 
 def choose_quartic_many(like: Tensor, many: Many, code: QuarticCode) -> Chosen:

@@ -217,10 +217,7 @@ class _TaggedPlacesThere:
     @staticmethod
     def of(places: TaggedPlaces, many: Many) -> _TaggedPlacesThere:
         """That of these places, which is made once."""
-        if places.layout is None:
-            places.layout = _TaggedPlacesThere(places, many)
-        layout: _TaggedPlacesThere = places.layout
-        return layout
+        return places.once(lambda: _TaggedPlacesThere(places, many))
 
 
 def _spans(many: Many) -> Tensor:
