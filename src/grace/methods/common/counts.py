@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 _CONTRACTION = {"float32": 1.0, "bfloat16": 1 - 2.0**-18}  # 8 significant bits: an error of 2**-9 at most
 
 
 def count_kept(ratio: float, n: int) -> int:
     """How many of n numbers a ratio keeps: ``max(1, ceil(ratio n))``; rounding errors of the ratio do not count."""
     return max(1, min(n, math.ceil(ratio * n - 1e-9 * n)))
+
+
+def count_kept_each(ratio: float, counts: Tensor) -> Tensor:
+    """As :func:`count_kept` of each of ``counts``, int64 of any shape; 0 of 0."""
+    exact = counts.double()
+    return (exact * ratio - exact * 1e-9).ceil().long().clamp_min(1).minimum(counts)
 
 
 def contraction(kept: float, values: str) -> float:
