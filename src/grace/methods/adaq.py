@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,7 +15,7 @@ from grace.kernels import Chosen, CountedCode, Many, SideSelection, choose_sides
 from grace.kernels.coded import SideMeans
 from grace.kernels.coded.wire import add_coded_, write_means_
 from grace.kernels.index_lists.codes import IndexCode, pad
-from grace.methods.common.counts import count_kept, count_kept_each
+from grace.methods.common.counts import KeptOfEach, count_kept
 from grace.random import Stream
 from grace.registry import register
 
@@ -78,7 +77,7 @@ class AdaQ(Compressor):
 
     @property
     def _selection(self) -> SideSelection:
-        return SideSelection(partial(count_kept_each, self.ratio), self.joint)
+        return SideSelection(KeptOfEach(self.ratio), self.joint)
 
     def _sampled(self, row: Tensor, j: int, rng: Stream) -> Tensor:
         """The places ``[k]`` of what reaches the thresholds that samples of row j ``[n]`` give, ascending."""

@@ -15,7 +15,8 @@ from grace.kernels.selection import select_topk
 class SideSelection:
     """What is selected from each of several tensors: of m positive numbers the largest, and of the negative ones likewise.
 
-    kept: how many of m, int64 of any shape; none of none. joint: of all that are not 0 the largest magnitudes instead.
+    kept: how many of m, int64 of any shape; none of none; hashable. joint: of all that are not 0 the largest magnitudes
+        instead.
     """
 
     kept: Callable[[Tensor], Tensor]

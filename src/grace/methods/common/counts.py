@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,10 +15,16 @@ def count_kept(ratio: float, n: int) -> int:
     return max(1, min(n, math.ceil(ratio * n - 1e-9 * n)))
 
 
-def count_kept_each(ratio: float, counts: Tensor) -> Tensor:
-    """As :func:`count_kept` of each of ``counts``, int64 of any shape; 0 of 0."""
-    exact = counts.double()
-    return (exact * ratio - exact * 1e-9).ceil().long().clamp_min(1).minimum(counts)
+@dataclass(frozen=True)
+class KeptOfEach:
+    """As :func:`count_kept`, of numbers that a tensor says."""
+
+    ratio: float
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        """Of ``counts``, int64 of any shape, which may be 0: then none is kept."""
+        exact = counts.double()
+        return (exact * self.ratio - exact * 1e-9).ceil().long().clamp_min(1).minimum(counts)
 
 
 def contraction(kept: float, values: str) -> float:
