@@ -80,7 +80,8 @@ class WaitingBucket:
         self.flats["lent"] = lent
         sums = many.once("lent", lambda: Many(many.sizes, (), (), many.device))
         sums.point(rooms, None, rooms)
-        if self.bucket.means is not None:  # what rounding the means loses is added to what is left, which is not known yet
+        if self.bucket.means is not None:
+            # What rounding the means loses is added to what is left, which is not known before the exchange has ended.
             self.flats["lost"], rooms = take_flat(self.bucket.workspace, many.sizes, many.device)
             self.flats["lost"].zero_()
         many.point(self.xs, None, rooms)
