@@ -34,7 +34,7 @@ VARIANTS = {
     "topk:memory=dgc,clip=1": 18, "sidco:dist=gpareto": 13, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
-    "strom:quanta=9": 13, "strom:relative=false": 12,
+    "strom:quanta=9": 13, "strom:relative=false": 12, "adaq:joint=true": 20, "adaq:memory=none": 19,
     "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
     "efsignsgd:beta=0.5": 6, "fp8:memory=residual,gamma=2": 5, "topk:follow_lr=true": 16,
     "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
@@ -50,12 +50,12 @@ ONE_BY_ONE = {
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "sketchml": (105, 1446),
+    "adaq:sample=4": (1, 1), "atomo": (12, 169), "gspar": (11, 173), "sketchml": (105, 1446),
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.
 TOLD = {
     "threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34),
-    "strom:index=rice": (16, 16), "varsparse:alpha=0.5,index=rice": (15, 15),
+    "strom:index=rice": (16, 16), "adaq:index=rice": (23, 23), "varsparse:alpha=0.5,index=rice": (15, 15),
 }  # fmt: skip
 # How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
 ASKED = {
@@ -67,6 +67,8 @@ ASKED = {
             "3lc:memory=none",
             "strom:quanta=9",
             "strom:relative=false",
+            "adaq:joint=true",
+            "adaq:memory=none",
         ),
         1,
     ),

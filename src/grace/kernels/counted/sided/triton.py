@@ -60,8 +60,8 @@ class _Lists:
         begins = [sum(wide[:t]) for t in range(len(wide))]
         pairs = [number for pair in zip(sizes, begins, strict=True) for number in pair]
         self.rooms = many.numbers((_Lists, sizes, "rooms"), lambda: pairs, torch.int64).view(-1, 2)
-        self.places = torch.empty(sum(wide), dtype=torch.int64, device=many.device)
-        self.numbers = torch.empty(sum(wide), device=many.device)
+        self.places = torch.zeros(sum(wide), dtype=torch.int64, device=many.device)
+        self.numbers = torch.zeros(sum(wide), device=many.device)
         self.sums = Many(sizes, (), (), many.device)
         rows = self.numbers.split(wide)
         self.sums.point([row[None, :room] for row, room in zip(rows, sizes, strict=True)])
