@@ -161,7 +161,7 @@ def _add(
     head = tl.load(heads + row)
     begin = tl.load(ends + row * q + bucket)
     count = (tl.load(ends + row * q + bucket + 1) - begin).to(tl.int32)
-    lane, one = tl.arange(0, LANES), tl.arange(0, 1)
+    lane, first = tl.arange(0, LANES), tl.arange(0, 1)
     sums, sizes = tl.zeros((LANES,), tl.float64), tl.zeros((LANES,), tl.float64)
     for t in tl.range(0, count, LANES, loop_unroll_factor=4):  # so that as many loads are under way
         there = t + lane < count
@@ -176,11 +176,11 @@ def _add(
     sure = sure | ~(size < float("inf"))  # what is not finite is not in any order
     chain = tl.zeros((1,), tl.float64)
     for t in tl.range(0, tl.where(sure, 0, count), loop_unroll_factor=16):
-        i = tl.load(order + begin + t + one) - head
+        i = tl.load(order + begin + t + first) - head
         chain += _number_at(table, row, like, i, i >= 0, HELD, EVEN).to(tl.float64)
     mean = (tl.where(sure, total, chain) / n).to(tl.float32)
-    store_float(wire + place + 4 * (bucket + one), mean, one == 0)
-    tl.store(means + row * q + bucket + one, mean)
+    store_float(wire + place + 4 * (bucket + first), mean, first == 0)
+    tl.store(means + row * q + bucket + first, mean)
 
 
 @triton.jit
