@@ -135,7 +135,7 @@ def test_means_are_told_where_nothing_follows_them() -> None:
 
 
 def uneven() -> Tensor:
-    """``[256]``: 1, half of its last bit as a float32, and what the order of the sum decides about: in lanes of 16 it is lost."""
+    """``[256]``: 1, half of its last bit as a float32, and what is lost in the specified order, but in others decides."""
     x = torch.full((256,), 2.0**-100)
     x[::16] = 2.0**-54
     x[0], x[1] = 1.0, 2.0**-24

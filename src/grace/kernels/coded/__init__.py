@@ -121,7 +121,7 @@ class SideMeans:
         return torch.stack((total[0], -total[1])).float()
 
     def encode(self, numbers: Tensor, front: Tensor) -> Tensor:
-        """bool ``[k]``: the codes of ``numbers [k]``."""
+        """Bool ``[k]``: the codes of ``numbers [k]``."""
         return numbers > 0
 
     def decode(self, codes: Tensor, front: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ def write_coded_(
 
 
 def write_means_(row: Tensor, index: Tensor, code: str, *, keep_rest: bool) -> Tensor:
-    """The numbers of a finite ``row [n]`` at ``index [k]``, ascending, none of them 0, as the means of both sides -> wire uint8
-    ``[w]``. With ``keep_rest`` the row keeps what the wire leaves out.
+    """The numbers of a finite ``row [n]`` at ``index [k]``, ascending, none of them 0, as the means of both sides -> wire
+    uint8 ``[w]``. With ``keep_rest`` the row keeps what the wire leaves out.
     """
     codes, values = SideMeans(), row[index]
     return _write_(row, index, values, codes.front_of(values), codes, code, keep_rest=keep_rest)

@@ -221,7 +221,11 @@ def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedC
 
 
 def _chosen(
-    many: Many, picked: Reaching | Largest | ListedSides, finite: Tensor, code: CountedCode, fronts: Tensor | None = None
+    many: Many,
+    picked: Reaching | Largest | ListedSides,
+    finite: Tensor,
+    code: CountedCode,
+    fronts: Tensor | None = None,
 ) -> Chosen:
     if code.gaps:
         return choose_gapped(many, picked, finite, code, fronts)

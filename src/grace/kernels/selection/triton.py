@@ -76,8 +76,8 @@ def _refine(
     FINER: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """``finer [searches, FINER]``: how many keys there are for each value of the next bits, of those with the known bits of the
-    k-th. What is outside counts as 0, in the lowest bin: it changes nothing about what is selected.
+    """``finer [searches, FINER]``: how many keys there are for each value of the next bits, of those with the known bits of
+    the k-th. What is outside counts as 0, in the lowest bin: it changes nothing about what is selected.
     """
     row, side = search_of(programs, MANY, SIDES)
     known, _wanted = _narrowed(state, words, row, ROUND, BINS, COLUMNS)
@@ -101,7 +101,7 @@ def _tally(
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, SIDES: tl.constexpr, BINS: tl.constexpr,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """``both [SIDES, 2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many are equal to it."""
+    """``both [SIDES, 2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many equal to it."""
     row, side = search_of(programs, MANY, SIDES)
     kth, _wanted = _narrowed(state, words, row, 3, BINS, COLUMNS)
     entire = tl.load(state + COLUMNS * row + 1) > 0

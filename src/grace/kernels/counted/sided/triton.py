@@ -105,7 +105,10 @@ def list_sides(many: Many, sides: SideSelection) -> tuple[ListedSides, Tensor, T
     finite = measure_many(Look.at_many(many), many, None, signs)
     counts = signs.sum(dim=1, keepdim=True) if sides.joint else signs
     kept = sides.kept(counts.long()).masked_fill_(~finite[:, None], 0)  # [T, searches]
-    numbers, lists = many.once((_Lists, "numbers"), lambda: Many(many.sizes, (), (), many.device)), _Lists.of(many, sides)
+    numbers, lists = (
+        many.once((_Lists, "numbers"), lambda: Many(many.sizes, (), (), many.device)),
+        _Lists.of(many, sides),
+    )
     numbers.point(many.rests or many.xs)
     lists.numbers.zero_()
     pairs = torch.stack((kept.view(-1), torch.zeros_like(kept.view(-1))), dim=1)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from grace.kernels.many import Many
 from grace.kernels.selection.tiles.triton import (
-    COLUMNS,
     Look,
     Notes,
     kept_of,

@@ -234,9 +234,9 @@ def noted(
 class Notes(NamedTuple):
     """What may be selected, of all tiles: ``slabs`` int16 ``[tiles, 512]`` and ``counts`` int32 ``[1, tiles]``.
 
-    state: int32 ``[searches, 10]``, of each search for the k-th largest key: the least key that is noted; how many numbers less than
-        k are noted; then four times what is known of that key after 0 to 3 histograms: its upper bits, and which of the keys
-        with these it is. None: there is no search.
+    state: int32 ``[searches, 10]``, of each search for the k-th largest key: the least key that is noted; how many numbers
+        less than k are noted; then four times what is known of that key after 0 to 3 histograms: its upper bits, and which of
+        the keys with these it is. None: there is no search.
     least: the least key that is noted, where there is none, of all rows or int32 ``[rows]``.
     """
 
@@ -255,8 +255,8 @@ class Notes(NamedTuple):
     def of_largest(
         look: Look, like: Tensor, memory: Tensor | None, added: bool, kept: Tensor | None, k: int | None
     ) -> Notes:
-        """For the k largest of each search; ``kept`` is None, or int64 ``[searches, 2]`` that says k for each. added: there are
-        memories, of which ``memory [b, n]`` is that of the only tensor. ``like``, of any shape, is on their device.
+        """For the k largest of each search; ``kept`` is None, or int64 ``[searches, 2]`` that says k for each. added: there
+        are memories, of which ``memory [b, n]`` is that of the only tensor. ``like``, of any shape, is on their device.
         """
         state = torch.empty(look.rows * look.sides, COLUMNS, dtype=torch.int32, device=like.device)
         table, x, n, _tiles, _spans = look.given
