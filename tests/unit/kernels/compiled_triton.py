@@ -352,7 +352,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at",
     "kernels.many.blocks_at",
-    "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.search_of",
+    "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection._search_of",
     "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",

@@ -34,13 +34,21 @@ from grace.kernels.selection.tiles.triton import (
     noted,
     on_side,
     row_of,
-    search_of,
     tiles_at,
 )
 from grace.kernels.triton import nearest_bfloat16
 
 _LARGEST = torch.finfo(torch.float32).max
 _BINS = (0, 2048, 1024, 1024)  # of the histogram of each round, from 1 on
+
+
+@triton.jit
+def _search_of(programs, MANY: tl.constexpr, SIDES: tl.constexpr):
+    """(which of all searches a program is part of, on which side)"""
+    search, side = row_of(programs, MANY), tl.program_id(1)
+    if SIDES == 2:
+        search = 2 * search + side
+    return search, side
 
 
 @triton.jit
@@ -79,7 +87,7 @@ def _refine(
     """``finer [searches, FINER]``: how many keys there are for each value of the next bits, of those with the known bits of
     the k-th. What is outside counts as 0, in the lowest bin: it changes nothing about what is selected.
     """
-    row, side = search_of(programs, MANY, SIDES)
+    row, side = _search_of(programs, MANY, SIDES)
     known, _wanted = _narrowed(state, words, row, ROUND, BINS, COLUMNS)
     entire = tl.load(state + COLUMNS * row + 1) > 0
     tile, this, there, count, x, n, turns = tiles_at(
@@ -102,7 +110,7 @@ def _tally(
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``both [SIDES, 2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many equal to it."""
-    row, side = search_of(programs, MANY, SIDES)
+    row, side = _search_of(programs, MANY, SIDES)
     kth, _wanted = _narrowed(state, words, row, 3, BINS, COLUMNS)
     entire = tl.load(state + COLUMNS * row + 1) > 0
     tile, this, there, count, x, n, turns = tiles_at(

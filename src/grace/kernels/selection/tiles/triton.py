@@ -73,15 +73,6 @@ def row_of(programs, MANY: tl.constexpr):
 
 
 @triton.jit
-def search_of(programs, MANY: tl.constexpr, SIDES: tl.constexpr):
-    """(which of all searches a program is part of, on which side)"""
-    search, side = row_of(programs, MANY), tl.program_id(1)
-    if SIDES == 2:
-        search = 2 * search + side
-    return search, side
-
-
-@triton.jit
 def on_side(inside, p, side, SIDES: tl.constexpr):
     """Which of those ``inside`` are numbers of a side, 0: positive, 1: negative. With one side all are."""
     if SIDES == 2:
