@@ -28,7 +28,7 @@ from grace.random.triton import NORMAL
 TARGET = GPUTarget("cuda", 90, 32)
 # Of arguments by their names; pointers to others are to float32, other numbers int64.
 POINTERS = {
-    "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
+    "wire": "*u8", "wires": "*u8", "bad": "*i1", "marks": "*i1", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
