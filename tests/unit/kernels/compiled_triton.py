@@ -281,7 +281,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.quantiles._encode": (QUANTILES, [
         {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
     ]),
-    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "CHAINS": 4, "num_warps": 1} for held in (1, 0)]),
+    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "LANES": 1024} for held in (1, 0)]),
     "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
     "kernels.quantiles._sum": (QUANTILES, [
         {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
