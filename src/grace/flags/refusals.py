@@ -78,7 +78,8 @@ def _stack() -> list[Refusals]:
 
 
 def refuse_unless(fine: Tensor | bool, problem: Problem) -> None:
-    """Raises what ``problem`` makes unless ``fine``, a bool or all of a bool tensor: at once if the host can tell, else later.
+    """Raises what ``problem`` makes unless ``fine`` holds, a bool or all of a bool tensor of any shape: at once if the host
+    can tell, else later.
 
     Raises:
         PayloadError, or whatever ``problem`` makes.

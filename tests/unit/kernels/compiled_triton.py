@@ -74,7 +74,7 @@ QUANTILES = {
 }  # fmt: skip
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
-AGREED = {"words": "*i64", "legal": "*i1", "kept": "*i1", "found": "*i32", "number": "i32"}
+AGREED = {"words": "*i64", "legal": "*i1", "kept": "*i1", "headers": "*i32", "number": "i32"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 # What travels: values, or codes of one of two kinds, in so many bits.
 VALUES = {"KIND": 0, "MOST": 0, "BITS": 0, "fronts": None}

@@ -36,10 +36,10 @@ def told(world: int, dtype: torch.dtype, rows: int = 1, clear: bool = False, kee
     messages[world // 2, words[4]] = good + 2
     legal = torch.tensor([True, True, False, False, True, True])
     kept = torch.arange(len(SIZES)) < len(SIZES) - 1
-    flags, found = agree_many(
+    flags, headers = agree_many(
         messages.view(torch.uint8), words, good, legal, many, kept=kept if keeps else None, clear=clear
     )
-    return [flags, found, *xs]
+    return [flags, headers, *xs]
 
 
 WAYS: list[tuple[Any, ...]] = [

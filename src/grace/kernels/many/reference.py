@@ -28,13 +28,13 @@ def agree_many(
     kept: Tensor | None = None,
     clear: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    found = rows.view(torch.int32)[:, words]  # [W, T]
-    finite = (found == good).all(dim=0)
-    known = ((found == good) | (found == good + 1)).all(dim=0)
+    headers = rows.view(torch.int32)[:, words]  # [W, T]
+    finite = (headers == good).all(dim=0)
+    known = ((headers == good) | (headers == good + 1)).all(dim=0)
     fine = finite & legal if kept is None else finite & legal & kept
     for flag, x in zip(fine, many.xs, strict=True):
         x.masked_fill_(~flag, 0.0 if clear else math.nan)
-    return torch.stack((fine, known, legal | ~finite)), found
+    return torch.stack((fine, known, legal | ~finite)), headers
 
 
 def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:

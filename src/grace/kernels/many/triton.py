@@ -190,11 +190,11 @@ def _fill(table, row, tile, like, CLEAR: tl.constexpr, EVEN: tl.constexpr, TILE:
 
 @triton.jit(do_not_specialize=["stride", "W", "b", "count", "number"])
 def _agree(
-    table, programs, like, wires, words, legal, kept, flags, found, stride, W, b, count, number,
+    table, programs, like, wires, words, legal, kept, flags, headers, stride, W, b, count, number,
     KEPT: tl.constexpr, CLEAR: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A program: a tile of one of a tensor's b rows. It reads what all W ranks say of the tensor; the first one leaves that in
-    ``flags [3, count]`` and ``found [W, count]``. number: the header of what is finite.
+    ``flags [3, count]`` and ``headers [W, count]``. number: the header of what is finite.
     """
     row, tile = tile_of(programs)
     task = row // b
@@ -206,7 +206,7 @@ def _agree(
         rank = (begin + lane).to(tl.int64)
         header = tl.load((at + rank * stride).to(tl.pointer_type(tl.int32)), rank < W, 0)
         other |= tl.where(rank < W, header ^ number, 0)
-        tl.store(found + rank * count + task, header, (rank < W) & first)
+        tl.store(headers + rank * count + task, header, (rank < W) & first)
     finite = tl.max((other != 0).to(tl.int32), 0) == 0
     known = tl.max(((other >> 1) != 0).to(tl.int32), 0) == 0
     fine = tl.load(legal + task) != 0
@@ -251,11 +251,11 @@ def agree_many(
 ) -> tuple[Tensor, Tensor]:
     tiles, (W, _s), T, device = many.tiles(TILE), rows.shape, words.shape[0], many.device
     flags = torch.empty(3, T, dtype=torch.bool, device=device)
-    found = torch.empty(W, T, dtype=torch.int32, device=device)
-    launch(_agree, (len(tiles),), many.table, tiles, many.like, rows, words, legal, kept, flags, found, rows.stride(0), W,
+    headers = torch.empty(W, T, dtype=torch.int32, device=device)
+    launch(_agree, (len(tiles),), many.table, tiles, many.like, rows, words, legal, kept, flags, headers, rows.stride(0), W,
            many.rows, T, good, KEPT=kept is not None, CLEAR=clear, RANKS=min(_RANKS, power_of_two(W)), EVEN=many.even,
            TILE=TILE)  # fmt: skip
-    return flags, found
+    return flags, headers
 
 
 def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:
