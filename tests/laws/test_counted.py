@@ -61,7 +61,8 @@ AT_NIGHT = {
     "sidco:ratio=0.3,values=bfloat16,memory=none": MIXED,
     "sidco:ratio=0.2,dist=gpareto": SMALL,
     "sidco:ratio=0.05,dist=gpareto,period=1": MIXED,
-    "sidco:ratio=0.2,dist=gamma": SMALL,  # of which each tensor goes alone
+    "sidco:ratio=0.2,dist=gamma": SMALL,
+    "sidco:ratio=0.05,dist=gamma,period=1": MIXED,
     "threshold:v=1,index=rice": SHAPES,
     "threshold:v=2,index=delta,memory=none": LARGE,
     "threshold:v=1e6,index=rice": SMALL,
