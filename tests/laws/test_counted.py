@@ -29,7 +29,7 @@ from grace.run.worker import Worker
 from grace.verify.no_sync import _ASKING, _READING, _name
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
 from tests.laws.test_many import LARGE, SHAPES, SMALL, _run
-from tests.unit.kernels.triton_checks import interpreter, night
+from tests.unit.kernels.triton_checks import interpreter, let_agree, night
 
 __all__ = ["interpreter"]
 
@@ -185,6 +185,8 @@ def count_work(
             execute(executor, *args, **how)
         elif executor.fn.__name__ == teller:
             args[executor.arg_names.index(argument)].fill_(number)
+        else:
+            let_agree(executor, args)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using(backend), cpu_as_accelerator():
