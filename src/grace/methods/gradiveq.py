@@ -104,7 +104,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         return (yield from self._learn(x, state, peer, out, ask_host(out.finite)))
 
     def batches(self, like: Tensor) -> bool:
-        """On an accelerator: the host is asked for all tensors at once."""
+        """On an accelerator, for tensors of any shapes: the host is asked once for all of them."""
         return type(self) is GradiVeQ and not on_host(like.device) and like.dtype is torch.float32
 
     def exchange_all(

@@ -96,7 +96,7 @@ class GradZip(LowRank["GradZipState | None"]):
         return self._turn(x, state, out, ask_host(out.finite)) if self.alternate else out
 
     def batches(self, like: Tensor) -> bool:
-        """On an accelerator: the host is asked for all tensors at once."""
+        """On an accelerator, for tensors of any shapes: the host is asked once for all of them."""
         return type(self) is GradZip and not on_host(like.device) and self._batches(like)
 
     def exchange_all(
