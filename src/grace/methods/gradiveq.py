@@ -26,8 +26,9 @@ from grace.contract.together import together
 from grace.errors import out_of_range
 from grace.flags.finite import and_, ask_host, ask_host_of_all, on_host
 from grace.kernels.finite import all_finite
-from grace.methods.common.matrices import DENSE, Projection
+from grace.methods.common.matrices import DENSE, Projection, Sides
 from grace.methods.common.principal import collect_covariance, share_components
+from grace.methods.common.turned_bucket import open_turned
 from grace.registry import register
 
 
@@ -110,11 +111,26 @@ class GradiVeQ(Method["GradiVeQState | None"]):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[GradiVeQState | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[GradiVeQState | None]]]:
-        """Tensors of any shapes, one after the other, with one question to the host."""
+        """Tensors of any shapes, with one question to the host; where kernels take them, they are sent by few launches."""
         if not xs or not self.batches(xs[0]):
             return (yield from Method.exchange_all(self, xs, states, peers))
         workspace, each = peers[0].lent.workspace, list(zip(xs, states, peers, strict=True))
-        outs = yield from together([self._send(*one) for one in each], workspace=workspace)
+        bases = {t: state.basis for t, state in enumerate(states) if state is not None and state.turn >= self.collect}
+        sides: list[Sides | None] = [None] * len(xs)
+        for t in bases:
+            K, d, N = self._sizes(xs[t].numel())
+            sides[t] = (N, K, d)
+        turned = [False] * len(bases)
+        bucket = open_turned(self, sides, turned, xs, list(bases.values()), peers, orthonormal=True)
+        if bucket is None:
+            outs = yield from together([self._send(*one) for one in each], workspace=workspace)
+        else:
+            yield from bucket.sum_factors()
+            means, _ = bucket.restore(checked=True)
+            outs = []
+            for out, state in zip(means, states, strict=True):
+                known = state is not None or out.rest is not None  # else it is not checked
+                outs.append(Exchanged(out.mean, out.rest, state, out.finite if known else True))
         fine = iter(ask_host_of_all([out.finite for out in outs if out.state is not None]))
         runs = [
             self._learn(*one, out, out.state is not None and next(fine)) for one, out in zip(each, outs, strict=True)
