@@ -29,7 +29,7 @@ from grace.run.worker import Worker
 from grace.verify.no_sync import _ASKING, _READING, _name
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
 from tests.laws.test_many import LARGE, SHAPES, SMALL, _run
-from tests.unit.kernels.triton_checks import interpreter, night
+from tests.unit.kernels.triton_checks import interpreter, let_agree, night
 
 __all__ = ["interpreter"]
 
@@ -179,7 +179,8 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
 
 
 def count_work(
-    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32
+    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32,
+    backend: str = "triton",
 ) -> tuple[int, int]:  # fmt: skip
     """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
     launches, execute = [0], GridExecutor.__call__
@@ -191,9 +192,11 @@ def count_work(
             execute(executor, *args, **how)
         elif executor.fn.__name__ == teller:
             args[executor.arg_names.index(argument)].fill_(number)
+        else:
+            let_agree(executor, args)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
-    with backends.using("triton"), cpu_as_accelerator():
+    with backends.using(backend), cpu_as_accelerator():
         worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, shapes), dtype)
         worker.lr = 0.1
         _run(worker, given)

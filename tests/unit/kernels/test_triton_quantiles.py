@@ -138,7 +138,7 @@ def _nothing(size, count, LANES):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 def _backwards(x: Tensor, *, stable: bool = False) -> Any:

@@ -112,7 +112,7 @@ def _cut(keys, shapes, marks, edges, q, ZERO_EDGE: tl.constexpr, SIZE: tl.conste
     if ZERO_EDGE:
         negative = reaching(keys + head, row << 32, seen, 0, 0)
         z = tl.minimum(tl.maximum((2 * q * negative + seen) // (2 * seen), 1), q - 1)
-        mixed = (tl.load(marks + 3 * row + 1) != 0) & (tl.load(marks + 3 * row + 2) != 0)
+        mixed = (tl.load(marks + 3 * row + 1) == 0) & (tl.load(marks + 3 * row + 2) == 0)
         edge = tl.where((j == z) & mixed, 0.0, edge)
     tl.store(edges + row * SIZE + j - 1, tl.where(j < q, edge, float("inf")))
 
@@ -225,11 +225,11 @@ def encode_quantiles_many(
     device, tiles, heads, held = many.device, many.tiles(TILE), many.heads(1), many.rests is not None
     rows, bits, shapes, marks = len(many), code_bits(q), many.kept(seen), Marks(message, 3 * len(many))
     keys = torch.empty(sum(seen), dtype=torch.int64, device=device)
-    launch(_look, (len(tiles),), many.table, tiles, many.like, marks.words, shapes, keys, EVEN=many.even,
+    launch(_look, (len(tiles),), many.table, tiles, many.like, marks.clean, shapes, keys, EVEN=many.even,
            HAS_MEMORY=many.memories is not None, HAS_REST=held, TILE=TILE)  # fmt: skip
     _sample_rows(keys, many, seen, shapes, step)
     edges = torch.empty(rows << bits, device=device)
-    launch(_cut, (rows,), torch.sort(keys).values, shapes, marks.words, edges, q, ZERO_EDGE=zero_edge, SIZE=1 << bits)
+    launch(_cut, (rows,), torch.sort(keys).values, shapes, marks.clean, edges, q, ZERO_EDGE=zero_edge, SIZE=1 << bits)
     cells = torch.empty(sum(many.sizes), dtype=torch.int32, device=device)
     launch(_encode, (len(tiles),), many.table, tiles, heads, many.like, edges, message, cells, q, BITS=bits, HELD=held,
            EVEN=many.even, G=TILE // 8)  # fmt: skip
@@ -241,7 +241,7 @@ def encode_quantiles_many(
     if held:
         launch(_drop, (len(tiles),), many.table, tiles, heads, cells, means, LARGEST=torch.finfo(torch.float32).max,
                EVEN=many.even, TILE=TILE)  # fmt: skip
-    return many.all_of(marks.words.view(-1, 3)[:, 0].contiguous())
+    return many.all_of(marks.clean.view(-1, 3)[:, 0].contiguous())
 
 
 def _sample_rows(keys: Tensor, many: Many, seen: tuple[int, ...], shapes: Tensor, step: int) -> None:
