@@ -23,7 +23,7 @@ from grace.kernels.counted.parts import Chosen
 from grace.kernels.counted.triton import lay_out, store_list
 from grace.kernels.index_lists.triton import LIST_BITS, code_byte, code_of, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
-from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.many.triton import key_of, tile_of, wire_of
 from grace.kernels.sampling import Chances, DrawnCode, DrawnPlaces
 from grace.kernels.sampling.parts import COUNTS, SIGNS
 from grace.kernels.sampling.search.triton import LANES, PIECE, ROWS, find_units, joined, numbers_at
@@ -131,8 +131,8 @@ def _emit(
     table, programs, heads, like, units, factors, lists, begins, plane, index, sent, signs, rows, step,
     KEEP_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Writes places ``index [K]``, of what is certain to be kept what is sent, ``sent [K]``, and of what is drawn ``signs [K]``,
-    1 if it is positive; numbers become what that leaves out.
+    """Writes places ``index [K]``, of what is certain to be kept what is sent, ``sent [K]``, and of what is drawn
+    ``signs [K]``, 1 if it is positive; numbers become what that leaves out.
     """
     row, piece = tile_of(programs)
     x, n, head, _pieces = numbers_at(table, heads, like, row, EVEN)
@@ -166,9 +166,7 @@ def _emit(
 
 
 @triton.jit
-def _write(
-    programs, lists, index, sent, signs, units, factors, message, rows, where, sizes, TILE: tl.constexpr
-):
+def _write(programs, lists, index, sent, signs, units, factors, message, rows, where, sizes, TILE: tl.constexpr):
     """Wires of ``sizes [rows]`` bytes, which begin at ``where [rows]``."""
     row, tile = tile_of(programs)
     k1, first, number1, low1, low_bytes1, size1, before = code_of(lists, row)
@@ -251,7 +249,7 @@ class _Drawn:
         return index, sent, signs
 
 
-class _PlacesThere:
+class _DrawnPlacesThere:
     """Where wires lie, and what programs write and read them, on the device: one copy for each step.
 
     where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where what is written begins among all.
@@ -273,9 +271,9 @@ class _PlacesThere:
         self.plane = max(1, int(places.rooms.sum(axis=1).max()))
 
     @staticmethod
-    def of(places: DrawnPlaces, many: Many) -> _PlacesThere:
+    def of(places: DrawnPlaces, many: Many) -> _DrawnPlacesThere:
         """That of these places, which is made once."""
-        return places.once(lambda: _PlacesThere(places, many))
+        return places.once(lambda: _DrawnPlacesThere(places, many))
 
 
 def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances, step: int) -> Any:
@@ -300,7 +298,7 @@ def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chance
 
 
 def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chosen, places: DrawnPlaces) -> None:
-    drawn, layout = chosen.notes, _PlacesThere.of(places, many)
+    drawn, layout = chosen.notes, _DrawnPlacesThere.of(places, many)
     lists, own = drawn.lists, places.own
     lists[:, :, 1] = layout.begins
     lists[1, :, 1] += torch.where(lists[0, :, 2] == 3, 0, lists[0, :, 0])
@@ -310,7 +308,7 @@ def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chose
 
 
 def sum_drawn_many(rows: Tensor, many: Many, code: DrawnCode, places: DrawnPlaces, weight: float) -> Tensor:
-    layout, T, W = _PlacesThere.of(places, many), len(many), len(rows)
+    layout, T, W = _DrawnPlacesThere.of(places, many), len(many), len(rows)
     marks, read = Marks(rows, T), Marks(rows, 2 * T)
     lists = many.table.new_empty(W, 2 * T, 8)
     launch(_open, (T, W), many.table, layout.where, lists, rows, marks.words, rows.stride(0), CODE=code.counted.number)

@@ -214,8 +214,8 @@ def sum_topk(
             index = read_lists(run, at, n, k, code)
             launch(
                 _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, b, run.count,
-                b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, ADD=add,
-                NARROW=narrow, **coding(None), **_grid(None), PAIRS=False, LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
+                b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, PAIRS=False,
+                ADD=add, NARROW=narrow, **coding(None), **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -338,8 +338,8 @@ def sum_tables(
     tiles, W = many.tiles(_OWNED), len(rows) << pairs
     plane = index.shape[1] if plane is None else plane
     launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.words, len(many), W,
-           plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
-           NARROW=narrow, **coding(codes) | _grid(grid), PAIRS=pairs, LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+           plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, PAIRS=pairs,
+           ADD=add, NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:

@@ -84,8 +84,8 @@ def _unit_of(total, second, old, goal, spread, n, FIRST: tl.constexpr, SQUARES: 
 
 @triton.jit
 def _next_unit(before, plane, head, pieces, units, goals, spreads, row, n, FIRST: tl.constexpr, SQUARES: tl.constexpr):
-    """(float64: the next unit, the one before, the goal, of a variance what it is in all), from the sums of pieces. All programs
-    of a row write the same.
+    """(float64: the next unit, the one before, the goal, of a variance what it is in all), from the sums of pieces. All
+    programs of a row write the same.
     """
     total, second = joined(before + head, pieces), joined(before + plane + head, pieces)
     old, goal, spread = tl.load(units + row), tl.load(goals + row), total
@@ -103,8 +103,8 @@ def _look(
     table, programs, heads, like, goals, spreads, before, after, units, found, plane, turns,
     START: tl.constexpr, FIRST: tl.constexpr, SQUARES: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``found [rows]``: the units that follow from the sums ``before [2, plane]`` of what is below ``units [rows]``; ``after``:
-    the sums of what is below those. START: nothing is known, and everything is below.
+    """``found [rows]``: the units that follow from the sums ``before [2, plane]`` of what is below ``units [rows]``;
+    ``after``: the sums of what is below those. START: nothing is known, and everything is below.
 
     ``goals [rows]``: the count, or epsilon; ``spreads [rows]``: the variance, once it is known.
     """
@@ -115,7 +115,9 @@ def _look(
     if START:
         total, second = _sums_below(x, n, j, tl.load(units + row), turns, SQUARES, ROWS)
     else:
-        unit, old, _goal, _spread = _next_unit(before, plane, head, pieces, units, goals, spreads, row, n, FIRST, SQUARES)
+        unit, old, _goal, _spread = _next_unit(
+            before, plane, head, pieces, units, goals, spreads, row, n, FIRST, SQUARES
+        )
         tl.store(found + row, unit)
         same = unit == old
         total, second = _sums_below(x, n, j, unit, tl.where(same, 0, turns), SQUARES, ROWS)
