@@ -31,7 +31,7 @@ VARIANTS = {
     "rht:inner=drive": 10, "rht:inner=eden": 10,
     "rht:inner=(eden:bits=2),memory=residual": 14, "rht:inner=(rht:inner=fp8)": 9, "rht:inner=topk": 17,
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14,
-    "topk:memory=dgc,clip=1": 18, "sidco:dist=gpareto": 13, "topk:values=bfloat16": 15,
+    "topk:memory=dgc,clip=1": 18, "sidco:dist=gpareto": 13, "sidco:dist=gamma": 13, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
     "strom:quanta=9": 13, "strom:relative=false": 12,
@@ -76,6 +76,7 @@ ASKED = {
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
     "sidco:dist=gpareto": 3,
+    "sidco:dist=gamma": 3,
 }
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",

@@ -215,7 +215,7 @@ def _open(table, where, lists, wires, marks, stride, CODE: tl.constexpr):
         _word, legal = front_at(base + 8 + 4 * k1, 1)
     k1, k2 = tl.where(legal, k1, 0), tl.where(legal, k2, 0)
     _store_lists(line, line + 8 * rows, n, k1, k2, dense & legal, CODE)
-    tl.store(marks + row, 1, legal == 0)
+    tl.store(marks + row, 0, legal == 0)
     tl.store(line + 1, first)
     tl.store(line + 8 * rows + 1, first + tl.where(dense, 0, k1))
     tl.store(line + 7, at + 8)
@@ -311,12 +311,12 @@ def sum_drawn_many(rows: Tensor, many: Many, code: DrawnCode, places: DrawnPlace
     layout, T, W = _DrawnPlacesThere.of(places, many), len(many), len(rows)
     marks, read = Marks(rows, T), Marks(rows, 2 * T)
     lists = many.table.new_empty(W, 2 * T, 8)
-    launch(_open, (T, W), many.table, layout.where, lists, rows, marks.words, rows.stride(0), CODE=code.counted.number)
+    launch(_open, (T, W), many.table, layout.where, lists, rows, marks.clean, rows.stride(0), CODE=code.counted.number)
     both = many.once("both", lambda: Many(many.sizes * 2, (), (), many.device))
     both.point(list(many.xs) * 2)
     for first in range(0, W, AT_ONCE // 2):
         part, tables = rows[first : first + AT_ONCE // 2], lists[first : first + AT_ONCE // 2]
-        index = read_tables(part, both, tables, layout.plane, layout.read, layout.spans, read.words, each=True)
+        index = read_tables(part, both, tables, layout.plane, layout.read, layout.spans, read.clean, each=True)
         sum_tables(part, many, tables, index, max(many.sizes).bit_length(), weight, marks, False, each=True, add=first > 0,
                    codes=SIGNS, pairs=True)  # fmt: skip
-    return many.all_of(marks.words) & (read.words.view(2, T) == 0).all(dim=0)
+    return marks.clean & read.clean.view(2, T).all(dim=0)
