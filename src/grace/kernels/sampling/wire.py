@@ -19,7 +19,7 @@ from grace.kernels.index_lists.codes import decode, encode, take
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.places import add_at_
 from grace.kernels.sampling.parts import DENSE_COUNT
-from grace.kernels.sampling.units import sum_of
+from grace.kernels.sampling.units import sum_unless
 from grace.kernels.sums import add_scaled_
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _sample(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: 
     group1 = sure.nonzero()[:, 0]
     group2 = ((u < p) & ~sure).nonzero()[:, 0]
     k1 = group1.numel()
-    expected = min(n - k1, math.ceil(sum_of(p.masked_fill(sure, 0.0))))
+    expected = min(n - k1, math.ceil(sum_unless(p, sure)))
     size = 4 * k1 + 4 + packed_bytes(expected, 1) + index_lists.most(n, k1, code) + index_lists.most(n, expected, code)
     if size >= 4 * n:
         return wires.join(_counts(row, DENSE_COUNT, 0), row[None] * factor)[0]
