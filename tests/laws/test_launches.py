@@ -40,13 +40,14 @@ VARIANTS = {
     "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
     "inceptionn:p=6,memory=residual": 9, "gspar:epsilon=1": 21, "gspar:rounds=0,memory=residual": 16,
+    "gradiveq": 6, "gradiveq:collect=1": 15, "gradiveq:memory=none": 2,
     "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
     "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {
-    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
+    "gradzip": (14, 162), "atomosvd": (0, 0),
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
@@ -73,6 +74,7 @@ ASKED = {
         1,
     ),
     "inceptionn:p=6,memory=residual": 1,
+    **dict.fromkeys(("gradiveq", "gradiveq:collect=1", "gradiveq:memory=none"), 1),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
     "sidco:dist=gpareto": 3,
