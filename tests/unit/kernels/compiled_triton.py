@@ -73,7 +73,7 @@ QUANTILES = {
     "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
 }  # fmt: skip
 SAMPLES = {
-    "goals": "*fp64", "spreads": "*fp64", "after": "*fp64", "units": "*fp64", "found": "*fp64", "sums": "*fp64",
+    "goals": "*fp64", "spreads": "*fp64", "after": "*fp64", "units": "*fp64", "following": "*fp64", "sums": "*fp64",
     "before": "*fp64", "widths": "*i64", "where": "*i64", "sizes": "*i64", "message": "*u8", "signs": "*u8", "rows": "i64",
 }  # fmt: skip
 DRAWN = {**SAMPLES, "units": "*fp32"}

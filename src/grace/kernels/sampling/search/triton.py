@@ -100,10 +100,10 @@ def _next_unit(before, plane, head, pieces, units, goals, spreads, row, n, FIRST
 
 @triton.jit
 def _look(
-    table, programs, heads, like, goals, spreads, before, after, units, found, plane, turns,
+    table, programs, heads, like, goals, spreads, before, after, units, following, plane, turns,
     START: tl.constexpr, FIRST: tl.constexpr, SQUARES: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``found [rows]``: the units that follow from the sums ``before [2, plane]`` of what is below ``units [rows]``;
+    """``following [rows]``: the units that follow from the sums ``before [2, plane]`` of what is below ``units [rows]``;
     ``after``: the sums of what is below those. START: nothing is known, and everything is below.
 
     ``goals [rows]``: the count, or epsilon; ``spreads [rows]``: the variance, once it is known.
@@ -118,7 +118,7 @@ def _look(
         unit, old, _goal, _spread = _next_unit(
             before, plane, head, pieces, units, goals, spreads, row, n, FIRST, SQUARES
         )
-        tl.store(found + row, unit)
+        tl.store(following + row, unit)
         same = unit == old
         total, second = _sums_below(x, n, j, unit, tl.where(same, 0, turns), SQUARES, ROWS)
         total = tl.where(same, tl.load(before + at, j < pieces, 0.0), total)
