@@ -172,7 +172,8 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
 
 
 def count_work(
-    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32
+    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32,
+    backend: str = "triton",
 ) -> tuple[int, int]:  # fmt: skip
     """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
     launches, execute = [0], GridExecutor.__call__
@@ -188,7 +189,7 @@ def count_work(
             let_agree(executor, args)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
-    with backends.using("triton"), cpu_as_accelerator():
+    with backends.using(backend), cpu_as_accelerator():
         worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, shapes), dtype)
         worker.lr = 0.1
         _run(worker, given)
