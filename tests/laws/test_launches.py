@@ -39,7 +39,7 @@ VARIANTS = {
     "efsignsgd:beta=0.5": 6, "fp8:memory=residual,gamma=2": 5, "topk:follow_lr=true": 16,
     "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
-    "inceptionn:p=6,memory=residual": 9,
+    "inceptionn:p=6,memory=residual": 9, "gspar:epsilon=1": 21, "gspar:rounds=0,memory=residual": 16,
     "gradzip": 6, "atomosvd": 0, "gradiveq": 6, "gradiveq:collect=1": 15, "gradiveq:memory=none": 2,
     "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
     "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
@@ -50,7 +50,7 @@ ONE_BY_ONE = {"gradzip:rank=1,min_rate=0.1": (32, 402)}
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
     "adaq": (66, 880), "atomo": (12, 169), "atomosvd:rank=1,min_rate=0.1": (12, 160),
-    "gspar": (11, 173), "sketchml": (105, 1446),
+    "sketchml": (105, 1446),
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.
 TOLD = {
@@ -67,6 +67,8 @@ ASKED = {
             "3lc:memory=none",
             "strom:quanta=9",
             "strom:relative=false",
+            "gspar:epsilon=1",
+            "gspar:rounds=0,memory=residual",
         ),
         1,
     ),

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from grace.kernels.counted.parts import CountedCode
 from grace.kernels.gap_lists.parts import GapPairs
 from grace.kernels.quartic.parts import QuarticCode
+from grace.kernels.sampling.parts import DrawnCode
 from grace.kernels.tagged.parts import TaggedCode
 
-WireCode: TypeAlias = CountedCode | GapPairs | QuarticCode | TaggedCode
+WireCode: TypeAlias = CountedCode | DrawnCode | GapPairs | QuarticCode | TaggedCode

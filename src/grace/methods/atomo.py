@@ -13,7 +13,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.kernels.index_lists.codes import IndexCode
-from grace.methods.common.sampling import add_sampled_, sample_
+from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 

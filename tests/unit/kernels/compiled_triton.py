@@ -72,6 +72,11 @@ HASHED = {
 QUANTILES = {
     "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
 }  # fmt: skip
+SAMPLES = {
+    "goals": "*fp64", "spreads": "*fp64", "after": "*fp64", "units": "*fp64", "following": "*fp64", "sums": "*fp64",
+    "before": "*fp64", "widths": "*i64", "where": "*i64", "sizes": "*i64", "message": "*u8", "signs": "*u8", "rows": "i64",
+}  # fmt: skip
+DRAWN = {**SAMPLES, "units": "*fp32"}
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 AGREED = {"words": "*i64", "legal": "*i1", "kept": "*i1", "headers": "*i32", "number": "i32"}
@@ -207,6 +212,19 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"VALUE": value, "CODE": code, **said}
         for value, code, said in ((4, 3, VALUES), (2, 0, VALUES), (4, 3, QUANTA), (4, 3, POWERS))
     ]),
+    "kernels.sampling.search._look": (SAMPLES, [
+        {"START": start, "FIRST": first, "SQUARES": squares, "EVEN": 1, "ROWS": 4}
+        for start, first, squares in ((1, 0, 0), (0, 1, 1), (0, 0, 1), (0, 0, 0))
+    ]),
+    "kernels.sampling.search._end": (SAMPLES | {"out": "*fp32"}, [
+        {"LEAST": 2.0**-126, "MOST": 3.0e38, "FIRST": first, "SQUARES": squares, "EVEN": 1, "ROWS": 16}
+        for first, squares in ((0, 1), (1, 0))
+    ]),
+    "kernels.sampling._weigh": (DRAWN, [{"EVEN": 1, "ROWS": 4}]),
+    "kernels.sampling._plan": (DRAWN, [{"CODE": code} for code in (3, 0)]),
+    "kernels.sampling._emit": (DRAWN, [{"KEEP_REST": keep, "EVEN": 1, "TILE": 1024} for keep in (1, 0)]),
+    "kernels.sampling._write": (DRAWN, [{"TILE": 1024}]),
+    "kernels.sampling._open": (DRAWN, [{"CODE": 3}]),
     "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
     "kernels.selection._refine": ({}, [
         {**how, "ROUND": r, "BINS": bins, "FINER": finer, **NOTED}
@@ -259,11 +277,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
                                   (LIST_MANY, 0, POWERS))
     ]),
     "kernels.sparse._sum_lists": ({}, [
-        {**how, "ADD": add, "NARROW": add, **said, "COUNT": 7, "STEP": 1, "UNIT": unit, "LISTS": 8, "OWNED": 8192,
-         "TILE": 1024}
+        {**how, "ADD": add, "NARROW": add, "PAIRS": 0, **said, "COUNT": 7, "STEP": 1, "UNIT": unit, "LISTS": 8,
+         "OWNED": 8192, "TILE": 1024}
         for how, add, said, unit in (
             (LIST_EACH, 0, VALUES, 0), (LIST_MANY, 0, {**VALUES, "BITS": 3}, 3), (LIST, 1, VALUES, 0),
             (LIST_MANY, 0, VALUES, 1), (LIST_EACH, 0, SIGNS, 0), (LIST_EACH, 0, QUANTA, 0), (LIST_EACH, 0, POWERS, 0),
+            (LIST_EACH, 0, {**SIGNS, "PAIRS": 1}, 0),
         )
     ]),
     "kernels.sparse._clear": ({}, [{"ROWS": 1, "TILE": 1024}]),
@@ -370,6 +389,10 @@ NARROW = {
     "kernels.tagged._write": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
+    "kernels.sampling._weigh": ["like"],
+    "kernels.sampling._emit": ["like"],
+    "kernels.sampling.search._look": ["like"],
+    "kernels.sampling.search._end": ["like"],
     "kernels.tails._tail_sums": ["like"],
     "kernels.momentum._accelerate_many": ["like"],
     "kernels.momentum._forget_many": ["like"],

@@ -66,7 +66,7 @@ def lay_out(n, k, CODE: tl.constexpr):
 
 
 @triton.jit
-def _store_list(at, k, number, low, low_bytes, size, before):
+def store_list(at, k, number, low, low_bytes, size, before):
     """A line of a table, but for where its list begins and where its values do."""
     tl.store(at, k)
     tl.store(at + 2, number)
@@ -99,7 +99,7 @@ def _plan(
     k = tl.where(dense, n, k)
     size = tl.where(dense, 0, size)
     before = values_bytes(k, VALUE, KIND, BITS)
-    _store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, before)
+    store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, before)
     tl.store(widths + row, 4 + before + size)
 
 
@@ -130,7 +130,7 @@ def _open(
     tl.store(marks + row, 0, legal == 0)
     k, size = tl.where(legal, k, 0), tl.where(legal, size, 0)
     number = tl.where(legal, tl.where(dense, 3, number), 0)
-    _store_list(lists + 8 * this, k, number, low, low_bytes, size, values_bytes(k, VALUE, KIND, BITS))
+    store_list(lists + 8 * this, k, number, low, low_bytes, size, values_bytes(k, VALUE, KIND, BITS))
     tl.store(lists + 8 * this + 1, tl.load(where + 3 * this + 2))
     tl.store(lists + 8 * this + 7, at + 4)
 

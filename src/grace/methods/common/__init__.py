@@ -4,7 +4,7 @@
 streams             zlib and zstd for any wire
 counts              how many of n numbers a ratio keeps, and how much of them arrives
 blocks, positions   sums of numbers that are at the same places on all ranks
-sampling, tails     each number kept with its own probability; thresholds from statistics
+tails               thresholds from statistics
 buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighboring ones together
 count_sketch        a linear sketch of a vector; minmax_sketch: small numbers in fewer cells than keys
 cast                rounding to a 16-bit float
