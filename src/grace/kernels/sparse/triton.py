@@ -311,7 +311,7 @@ def write_tables(
     """Writes what is sent ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire
     (``tiles``).
     """
-    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
+    launch(_write, (tiles.shape[0],), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
            NARROW=payload.narrow, **coding(payload.codes), TILE=TILE)  # fmt: skip
 
 
@@ -337,7 +337,7 @@ def sum_tables(
     """
     tiles, W = many.tiles(_OWNED), len(rows) << pairs
     plane = index.shape[1] if plane is None else plane
-    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
+    launch(_sum_lists, (tiles.shape[0],), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
            plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, PAIRS=pairs,
            ADD=add, NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
@@ -345,18 +345,27 @@ def sum_tables(
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(
-        _clear, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, flags, ROWS=many.rows, TILE=TILE
+        _clear,
+        (tiles.shape[0],),
+        many.table,
+        tiles,
+        many.kept(lists.kept),
+        index,
+        values,
+        flags,
+        ROWS=many.rows,
+        TILE=TILE,
     )
 
 
 def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
-    launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
+    launch(_put, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
 def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
     tiles = _tiles_of(many, lists)
-    launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
+    launch(_take, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, many.like, message,
            HELD=many.rests is not None, CLEAR=clear, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 

@@ -161,7 +161,8 @@ def largest_of_many(many: Many, block: int, *, adds: bool = True) -> Tensor:
 
 def mean_magnitude_of_many(many: Many, block: int) -> Tensor:
     """As :func:`mean_magnitude`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
-    return (_sums_of_many(many, block, ABS)[0] / _sizes_of_many(many, block)).float()
+    (sums,), sizes = _sums_of_many(many, block, ABS), _sizes_of_many(many, block)
+    return torch.div(sums, sizes, out=torch.empty_like(sums, dtype=torch.float32))
 
 
 def two_means_of_many(many: Many, block: int, tau: float) -> tuple[Tensor, Tensor]:
@@ -198,8 +199,8 @@ def _sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor
     out = torch.empty(_planes(kind), count, dtype=torch.float64, device=many.device)
     tiles = many.tiles(_ROWS, block=block, pieces=pieces)
     turns = block_count(min(block, _PIECE), _LANES)
-    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), many.like, out, count, block, pieces, turns, tau,
-           KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS, num_warps=1)  # fmt: skip
+    launch(_piece_sums, (tiles.shape[0],), many.table, tiles, many.heads(block), many.like, out, count, block, pieces, turns,
+           tau, KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS, num_warps=1)  # fmt: skip
     return join_pieces(out, pieces)
 
 
