@@ -21,7 +21,7 @@ from grace.kernels.coded import SideMeans
 from grace.kernels.counted import Chosen, CountedCode
 from grace.kernels.many import Many
 from grace.kernels.selection.tiles.triton import on_side
-from grace.methods.common.counts import KeptOfEach, count_kept
+from grace.methods.common.counts import KeptOfEach
 from tests.unit.kernels.test_triton_counted import bucket, messages
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
@@ -174,13 +174,6 @@ def spread(rank: int, many: Many, code: CountedCode) -> Chosen:
 @night
 def test_means_have_the_order_of_the_cpu() -> None:
     in_order()
-
-
-def test_what_is_kept_is_the_rule_for_one_number() -> None:
-    counts = torch.cat((torch.arange(200), torch.tensor([10**6, 2**31 - 1])))
-    for ratio in (1.0, 1 / 3, 0.1, 1e-3, 1e-9):
-        want = [count_kept(ratio, m) if m else 0 for m in counts.tolist()]
-        assert KeptOfEach(ratio)(counts).tolist() == want
 
 
 def test_there_is_room_for_what_two_sides_keep() -> None:
