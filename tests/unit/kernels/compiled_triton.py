@@ -222,6 +222,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.sampling._weigh": (DRAWN, [{"EVEN": 1, "ROWS": 4}]),
     "kernels.sampling._plan": (DRAWN, [{"CODE": code} for code in (3, 0)]),
+    "kernels.sampling._expect": ({**DRAWN, "out": "*i64"}, [{}]),
     "kernels.sampling._emit": (DRAWN, [{"KEEP_REST": keep, "EVEN": 1, "TILE": 1024} for keep in (1, 0)]),
     "kernels.sampling._write": (DRAWN, [{"TILE": 1024}]),
     "kernels.sampling._open": (DRAWN, [{"CODE": 3}]),

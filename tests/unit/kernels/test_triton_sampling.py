@@ -90,6 +90,11 @@ def test_wires_and_their_sums() -> None:
     wires_and_sums("auto")
 
 
+@pytest.mark.parametrize("index", ["rice", pytest.param("delta", marks=night)])
+def test_wires_whose_places_are_gaps(index: str) -> None:
+    wires_and_sums(index, sizes=SIZES[:4])
+
+
 @night
 def test_wires_of_a_given_variance() -> None:
     wires_and_sums("raw", SPREAD)
@@ -97,7 +102,7 @@ def test_wires_of_a_given_variance() -> None:
 
 
 @night
-@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano"])
+@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano", "rice", "delta"])
 def test_wires_of_several_tiles(index: str) -> None:
     wires_and_sums(index, sizes=(4097, 300))
     wires_and_sums(index, SPREAD, (300, 64, 20), 3)
@@ -151,6 +156,8 @@ def test_there_is_room_for_what_is_sent(index: str) -> None:
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.sampling.triton.AT_ONCE", 2)
     wires_and_sums("auto", sizes=SIZES[:2])
+    monkeypatch.setattr("grace.kernels.sampling.gapped.triton.AT_ONCE", 2)
+    wires_and_sums("delta", sizes=SIZES[:2])
 
 
 def damaged(index: str, steps: range) -> set[bool]:
@@ -182,7 +189,7 @@ def test_damaged_wires_are_told() -> None:
 
 
 @night
-@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano"])
+@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano", "rice", "delta"])
 def test_damaged_wires_of_all_kinds(index: str) -> None:
     assert damaged(index, range(2, 170, 7)) == {True, False}
 
@@ -206,9 +213,14 @@ def _none_expected(sums, pieces, n, k1):  # type: ignore[no-untyped-def]
     return n - n
 
 
+def _at_once(ends: Tensor, *_: Any) -> None:
+    """Each second list is said to begin where the first does."""
+
+
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("sampling.triton._uniform_at", _all_alike, lambda: wires_and_sums("auto", sizes=SIZES[:2])),
     ("sampling.search.triton._unit_of", _one_round, lambda: units(Chances(0.3, None, 2, False), (64,))),
+    ("sampling.gapped.triton._note_ends", _at_once, lambda: wires_and_sums("delta", sizes=SIZES[:1])),
     ("sampling.triton.expected_of", _none_expected, lambda: wires_and_sums("raw", MOST_OF_THEM, tuple(range(2, 15)))),
 ]
 
