@@ -85,6 +85,8 @@ AT_NIGHT = {
     "gspar:epsilon=0.5,index=raw,memory=residual": MIXED,
     "gspar:ratio=0.05,rounds=1,index=elias-fano,memory=residual": LARGE,
     "gspar:ratio=0.9,index=bitmap": SMALL,
+    "gspar:ratio=0.3,index=rice,memory=residual": MIXED,
+    "gspar:ratio=0.1,index=delta": LARGE,
     "inceptionn": SMALL,
     "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,

@@ -56,6 +56,7 @@ UNEVEN = {
 TOLD = {
     "threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34),
     "strom:index=rice": (16, 16), "varsparse:alpha=0.5,index=rice": (15, 15),
+    "gspar:ratio=0.4,index=rice": (27, 27), "gspar:ratio=0.4,index=delta": (29, 29),
 }  # fmt: skip
 # How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
 ASKED = {
