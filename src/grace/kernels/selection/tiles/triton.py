@@ -315,6 +315,6 @@ def measure_many(look: Look, many: Many, notes: Notes | None) -> Tensor:
     """Sets the rests of several tensors, where they have some, to their sums with the memories, and notes what may be
     selected, if that is wanted: ``[T]`` bool, which of them are finite.
     """
-    marks, held, added = Marks(many.table, len(many)), many.rests is not None, many.memories is not None
+    marks, held, added = many.marks(), many.rests is not None, many.memories is not None
     look.measure(marks, None, None, notes, added, held and (added or many.rests is not many.xs))
     return many.all_of(marks.clean)
