@@ -40,6 +40,7 @@ SHARE = (
     ("strom:tau=0.7,quanta=5,index=raw", torch.float32),
     ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
     ("3lc:s=1.9", torch.bfloat16), ("inceptionn:p=8,memory=residual", torch.float32),
+    ("sketchml:quantiles=7,groups=3", torch.bfloat16),
 )  # fmt: skip
 MIXED: Shapes = ((41,), (2, 3), (1,))
 AT_NIGHT = {
@@ -84,16 +85,23 @@ AT_NIGHT = {
     "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,
     "3lc:s=1.9,memory=none": MIXED,
+    "sketchml": SHAPES,
+    "sketchml:quantiles=5,groups=3,rows=1,share=1,index=raw": MIXED,
+    "sketchml:quantiles=256,groups=256,rows=3,index=elias-fano,memory=none": SMALL,
+    "sketchml:quantiles=2,groups=2,rows=16,share=0.01,index=bitmap": SHAPES,
+    "sketchml:quantiles=200,groups=2": LARGE,
+    "sketchml:index=rice": SMALL,  # of which each tensor goes alone
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
     "inceptionn": 8, "varsparse": 12,
     "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13,
+    "sketchml": 21,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
-TOLD = {"3lc": ("scan_kernel", "total", 1)}
+TOLD = {"3lc": ("scan_kernel", "total", 1), "sketchml": ("_lay", "widths", 80)}
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, launch, power_of_two
 from grace.flags.capturing import step_word
 from grace.kernels.bit_streams.triton import load_bits, pack_byte
+from grace.kernels.coded import Payload
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.counted.triton import PlacesThere, lay_out, store_list
 from grace.kernels.hashing import PRIME
@@ -36,7 +37,6 @@ from grace.kernels.selection.triton import MOST, Reaching
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables
 from grace.kernels.triton import count_at, load_float, magnitude, mark_if, word_of
 from grace.random.triton import walk
-from grace.kernels.coded import Payload
 
 _EMPTY = 0x7FFFFFFF  # of a cell: as many bits as it has, all of them set
 
@@ -115,14 +115,14 @@ def _look(table, programs, heads, shapes, total, sent, drawn, keys, marks, step,
 
 
 @triton.jit
-def _encode(table, programs, heads, total, sent, edges, cells, q, rows, BITS: tl.constexpr, TILE: tl.constexpr):
-    """``cells``: in which bucket each number is, of those of all rows; ``rows q`` where there is none."""
+def _encode(table, programs, heads, total, sent, edges, cells, q, behind, BITS: tl.constexpr, TILE: tl.constexpr):
+    """``cells``: in which bucket each number is, of those of all rows; the one behind the last where there is none."""
     row, tile = tile_of(programs)
     _place, n = wire_of(table, row)
     head, k = tl.load(heads + row), tl.load(total + row).to(tl.int64)
     j = tile * TILE + tl.arange(0, TILE)
     bucket = (row * q).to(tl.int32) + bucket_of(edges + (row << BITS), tl.load(sent + head + j, j < k, 0.0), q, BITS)
-    tl.store(cells + head + j, tl.where(j < k, bucket, (rows * q).to(tl.int32)), j < n)
+    tl.store(cells + head + j, tl.where(j < k, bucket, behind), j < n)
 
 
 @triton.jit
@@ -400,7 +400,7 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     launch(_look, (len(tiles),), *where, shapes, total, sent, drawn, keys, marks.words, step_word(step, device), TILE=TILE)
     edges = cut_rows(keys, shapes, marks.words, q, zero_edge=True, zs=zs)
     cells = torch.empty(N, dtype=torch.int32, device=device)
-    launch(_encode, (len(tiles),), *where, total, sent, edges, cells, q, T, BITS=code_bits(q), TILE=TILE)
+    launch(_encode, (len(tiles),), *where, total, sent, edges, cells, q, T * q, BITS=code_bits(q), TILE=TILE)
     means, ends = add_buckets(cells, many, q, None, sent)
     sides, share = _constants(many, code)
     groups, widths = lists.new_empty(T, code.total, 4), lists.new_zeros(T)
