@@ -40,7 +40,6 @@ SHARE = (
     ("strom:tau=0.7,quanta=5,index=raw", torch.float32),
     ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
     ("3lc:s=1.9", torch.bfloat16), ("inceptionn:p=8,memory=residual", torch.float32),
-    ("sketchml:quantiles=7,groups=3", torch.bfloat16),
 )  # fmt: skip
 MIXED: Shapes = ((41,), (2, 3), (1,))
 AT_NIGHT = {
@@ -88,8 +87,7 @@ AT_NIGHT = {
     "sketchml": SHAPES,
     "sketchml:quantiles=5,groups=3,rows=1,share=1,index=raw": MIXED,
     "sketchml:quantiles=256,groups=256,rows=3,index=elias-fano,memory=none": SMALL,
-    "sketchml:quantiles=2,groups=2,rows=16,share=0.01,index=bitmap": SHAPES,
-    "sketchml:quantiles=200,groups=2": LARGE,
+    "sketchml:quantiles=200,groups=2,rows=7,share=0.01,index=bitmap": MIXED,
     "sketchml:index=rice": SMALL,  # of which each tensor goes alone
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.

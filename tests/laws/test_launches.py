@@ -41,7 +41,7 @@ VARIANTS = {
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
     "inceptionn:p=6,memory=residual": 9,
     "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
-    "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
+    "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26, "sketchml:memory=none": 19,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
@@ -50,7 +50,7 @@ ONE_BY_ONE = {
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "sketchml": (105, 1446),
+    "adaq": (66, 880), "atomo": (12, 169), "gspar": (11, 173), "sketchml:index=rice": (90, 1246),
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.
 TOLD = {
@@ -70,7 +70,7 @@ ASKED = {
         ),
         1,
     ),
-    "inceptionn:p=6,memory=residual": 1,
+    **dict.fromkeys(("inceptionn:p=6,memory=residual", "sketchml:memory=none"), 1),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
     "sidco:dist=gpareto": 3,

@@ -279,7 +279,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"HAS_MEMORY": has, "HAS_REST": has, "EVEN": 1, "TILE": 1024} for has in (1, 0)
     ]),
     "kernels.quantiles._sample": (QUANTILES, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (1, 0)]),
-    "kernels.quantiles._cut": (QUANTILES, [{"ZERO_EDGE": size > 2, "TELLS": size == 16, "SIZE": size} for size in (16, 2, 256)]),
+    "kernels.quantiles._cut": (QUANTILES, [
+        {"ZERO_EDGE": size > 2, "TELLS": size == 16, "SIZE": size} for size in (16, 2, 256)
+    ]),
     "kernels.quantiles._encode": (QUANTILES, [
         {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
     ]),

@@ -4,8 +4,9 @@ How many numbers there are, and of which groups, the device finds out: what they
 end where there are none. Non-zeros are what exceeds 0 in magnitude; their quantiles and means are those of
 ``kernels.quantiles``, by two sorts of the whole bucket. A cell is the least of integers, whatever the order.
 
-Letters: G groups, SIZE the power of two above; R hash functions. What belongs to the groups of a row is a table ``[G, 4]``: how
-many cells a row of a group's sketch has, its first cell and its first byte among those of all groups, and the bits of a cell.
+Letters: G groups, SIZE the power of two above; R hash functions. What belongs to the groups of a row is a table ``[G, 4]``:
+how many cells a row of a group's sketch has, its first cell and its first byte among those of all groups, and the bits of a
+cell.
 """
 
 from __future__ import annotations
@@ -300,7 +301,9 @@ def _tally(
 
 
 @triton.jit
-def _bound(table, where, lists, sides, counts, share, wires, groups, marks, stride, q, R, G: tl.constexpr, SIZE: tl.constexpr):
+def _bound(
+    table, where, lists, sides, counts, share, wires, groups, marks, stride, q, R, G: tl.constexpr, SIZE: tl.constexpr
+):
     """The tables of groups ``[W, T, G, 4]``. Marks wires that are shorter than their cells."""
     row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     this = other * tl.num_programs(0) + row
@@ -395,9 +398,13 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
 
     seen = torch.where(total > samples.SMALL, (total.double() * code.sample).ceil().long(), total)
     shapes, marks = torch.stack((seen, seen.cumsum(0) - seen), dim=1), Marks(sent, 3 * T)
-    drawn = many.numbers(("drawn", 0), lambda: [word for own in many.streams for word in own.fork(0).key()], torch.int64)
+    drawn = many.numbers(
+        ("drawn", 0), lambda: [word for own in many.streams for word in own.fork(0).key()], torch.int64
+    )
     keys, zs, where = torch.empty_like(index), torch.empty_like(total), (many.table, tiles, heads)
-    launch(_look, (len(tiles),), *where, shapes, total, sent, drawn, keys, marks.words, step_word(step, device), TILE=TILE)
+    launch(
+        _look, (len(tiles),), *where, shapes, total, sent, drawn, keys, marks.words, step_word(step, device), TILE=TILE
+    )
     edges = cut_rows(keys, shapes, marks.words, q, zero_edge=True, zs=zs)
     cells = torch.empty(N, dtype=torch.int32, device=device)
     launch(_encode, (len(tiles),), *where, total, sent, edges, cells, q, T * q, BITS=code_bits(q), TILE=TILE)
@@ -429,7 +436,14 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
 
 
 def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, weight: float) -> Tensor:
-    layout, marks, (W, _), T, q, G = _there(places, many), Marks(rows, len(many)), rows.shape, len(many), code.q, code.total
+    layout, marks, (W, _), T, q, G = (
+        _there(places, many),
+        Marks(rows, len(many)),
+        rows.shape,
+        len(many),
+        code.q,
+        code.total,
+    )
     (listed,), (sides, share), size, plane = layout.more, _constants(many, code), _lanes(G), layout.plane
     lists, groups = many.table.new_empty(W, T, 8), many.table.new_empty(W, T, G, 4)
     how = {"GROUP_BITS": code.bits}
@@ -438,7 +452,9 @@ def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPl
     index = read_tables(rows, many, lists, plane, layout.read, layout.spans, marks.words, each=True)
     counts = torch.zeros(W, T, size, dtype=torch.int32, device=many.device)
     grid = len(listed), W
-    launch(_tally, grid, listed, lists, rows, counts, marks.words, rows.stride(0), T, q, G=G, **how, SIZE=size, TILE=TILE)
+    launch(
+        _tally, grid, listed, lists, rows, counts, marks.words, rows.stride(0), T, q, G=G, **how, SIZE=size, TILE=TILE
+    )
     launch(_bound, (T, W), many.table, layout.where, lists, sides, counts, share, rows, groups, marks.words, rows.stride(0), q,
            code.rows, G=G, SIZE=size)  # fmt: skip
     values = torch.empty(W, plane, device=many.device)

@@ -238,7 +238,10 @@ def add_buckets(
     rows = len(many)
     ascending, order = torch.sort(cells, stable=True)
     every = many.numbers(("every", q), lambda: range(rows * q + 1), torch.int32)
-    owned, means = many.pairs(("buckets", q), lambda: [-(-q // _CHAINS)] * rows), torch.empty(rows, q, device=many.device)
+    owned, means = (
+        many.pairs(("buckets", q), lambda: [-(-q // _CHAINS)] * rows),
+        torch.empty(rows, q, device=many.device),
+    )
     ends = torch.searchsorted(ascending, every)
     launch(_add, (len(owned),), many.table, owned, many.heads(1), many.like if listed is None else listed, ends, order,
            message, means, q, HELD=many.rests is not None, LISTED=listed is not None, EVEN=many.even, CHAINS=_CHAINS,
