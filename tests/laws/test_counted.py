@@ -84,11 +84,9 @@ AT_NIGHT = {
     "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,
     "3lc:s=1.9,memory=none": MIXED,
-    "sketchml": SHAPES,
+    "sketchml": SMALL,
     "sketchml:quantiles=5,groups=3,rows=1,share=1,index=raw": MIXED,
-    "sketchml:quantiles=256,groups=256,rows=3,index=elias-fano,memory=none": SMALL,
-    "sketchml:quantiles=200,groups=2,rows=7,share=0.01,index=bitmap": MIXED,
-    "sketchml:index=rice": SMALL,  # of which each tensor goes alone
+    "sketchml:quantiles=40,groups=40,rows=3,index=elias-fano,memory=none": MIXED,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {

@@ -193,7 +193,7 @@ def exchange() -> None:
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("_locate", _backwards, exchange),
+    ("locate", _backwards, exchange),
     ("cell_at", _always_first, exchange),
     ("bucket_of", _first_bucket, exchange),
     ("mark_if", _never, exchange),

@@ -4,9 +4,7 @@ How many numbers there are, and of which groups, the device finds out: what they
 end where there are none. Non-zeros are what exceeds 0 in magnitude; their quantiles and means are those of
 ``kernels.quantiles``, by two sorts of the whole bucket. A cell is the least of integers, whatever the order.
 
-Letters: G groups, SIZE the power of two above; R hash functions. What belongs to the groups of a row is a table ``[G, 4]``:
-how many cells a row of a group's sketch has, its first cell and its first byte among those of all groups, and the bits of a
-cell.
+Letters: G groups, SIZE a power of two above; R hash functions. Tables of groups are those of ``minmax.cells``.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from grace.kernels.index_lists.triton import code_byte, code_of, place_in, read_
 from grace.kernels.many import Many, pair_programs
 from grace.kernels.many.triton import key_of, shared_key_of, tensor_of, tile_of, wire_of
 from grace.kernels.minmax import MinMaxCode, MinMaxPlaces
-from grace.kernels.minmax.groups import BucketGroups
+from grace.kernels.minmax.cells.triton import bucket_at, constants_of, lanes_of_groups, lay_cells, locate, sides_of
 from grace.kernels.quantiles import code_bits, samples
 from grace.kernels.quantiles.triton import add_buckets, bucket_of, cut_rows, key_of_row
 from grace.kernels.selection.triton import MOST, Reaching
@@ -40,50 +38,6 @@ from grace.kernels.triton import count_at, load_float, magnitude, mark_if, word_
 from grace.random.triton import walk
 
 _EMPTY = 0x7FFFFFFF  # of a cell: as many bits as it has, all of them set
-
-
-# ---- groups ---------------------------------------------------------------------------------------------------------
-@triton.jit
-def _sides(sides, z):
-    """int32: how many groups are below zero, and how many buckets one of them and one of the others has."""
-    at = sides + 3 * z
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2)
-
-
-@triton.jit
-def _locate(bucket, z, below, lower, upper):
-    """(int32: the groups of buckets; their numbers within these: the smaller, the nearer to zero)"""
-    far = tl.where(bucket < z, z - 1 - bucket, bucket - z)
-    width = tl.where(bucket < z, lower, upper)
-    return far // width + tl.where(bucket < z, 0, below), far % width
-
-
-@triton.jit
-def _bucket_at(group, number, z, below, lower, upper):
-    """int32: the inverse of :func:`_locate`; of a pair that no bucket has something outside [0, q)."""
-    far = number + tl.where(group < below, group * lower, (group - below) * upper)
-    return tl.where(group < below, z - 1 - far, z + far)
-
-
-@triton.jit
-def _lay_cells(at, count, group, below, lower, upper, share, R, G: tl.constexpr):
-    """Writes the table of groups of ``count`` numbers each: the bytes of all cells."""
-    exact = count.to(tl.float64) * tl.load(share)
-    cols = exact.to(tl.int64)
-    cols += (cols.to(tl.float64) < exact).to(tl.int64)  # rounded up
-    width = tl.where(group < below, lower, upper)
-    bits = tl.zeros_like(cols)
-    for b in tl.static_range(0, 8):
-        bits += (((width - 1) >> b) > 0).to(tl.int64)
-    cells = R * cols
-    size = (cells * bits + 7) // 8
-    at += 4 * group
-    inside = group < G
-    tl.store(at, cols, inside)
-    tl.store(at + 1, tl.cumsum(cells, 0) - cells, inside)
-    tl.store(at + 2, tl.cumsum(size, 0) - size, inside)
-    tl.store(at + 3, bits, inside)
-    return tl.sum(size, 0)
 
 
 # ---- written --------------------------------------------------------------------------------------------------------
@@ -135,14 +89,14 @@ def _lay(
     row = tl.program_id(0).to(tl.int64)
     _place, n = wire_of(table, row)
     k, z = tl.load(total + row).to(tl.int64), tl.load(zs + row)
-    below, lower, upper = _sides(sides, z)
+    below, lower, upper = sides_of(sides, z)
     group = tl.arange(0, SIZE)
     side = tl.where(group < below, z, q - z).to(tl.int32)  # how many buckets there are on the group's side
     first = tl.minimum(tl.where(group < below, group * lower, (group - below) * upper), side)
     last = tl.minimum(first + tl.where(group < below, lower, upper), side)
     at = ends + row * q + tl.where(group < below, z - last, z + first)
     count = tl.load(at + last - first, group < G, 0) - tl.load(at, group < G, 0)
-    bytes_of = _lay_cells(groups + 4 * G * row, count, group, below, lower, upper, share, R, G)
+    bytes_of = lay_cells(groups + 4 * G * row, count, group, below, lower, upper, share, R, G)
     number, low, low_bytes, size = lay_out(n, k, CODE)
     before = 8 + 4 * q + (k * GROUP_BITS + 7) // 8
     store_list(lists + 8 * row, k, number, low, low_bytes, size, before)
@@ -171,9 +125,9 @@ def _hash(
     """
     row, at, inside, i, bucket = _chosen(table, programs, heads, total, index, cells, TILE)
     z = tl.load(zs + row)
-    below, lower, upper = _sides(sides, z)
+    below, lower, upper = sides_of(sides, z)
     bucket = tl.where(inside, bucket - (row * q).to(tl.int32), z)
-    group, number = _locate(bucket, z, below, lower, upper)
+    group, number = locate(bucket, z, below, lower, upper)
     group = tl.where(inside, group, 0)
     tl.store(cells + at, group, inside)
     key0, key1 = key_of(table, row)
@@ -193,7 +147,7 @@ def _drop(
     """Takes from the rests what the wires say."""
     row, at, inside, i, group = _chosen(table, programs, heads, total, index, cells, TILE)
     z = tl.load(zs + row)
-    below, lower, upper = _sides(sides, z)
+    below, lower, upper = sides_of(sides, z)
     key0, key1 = key_of(table, row)
     line = groups + 4 * (row * G + group)
     cols = tl.load(line, inside, 1)
@@ -202,7 +156,7 @@ def _drop(
     for r in range(R):
         cell = first + r * cols + cell_at(key0, key1, step, r + tl.arange(0, 1), i, cols)
         number = tl.maximum(number, tl.load(least + cell, inside, 0))
-    bucket = _bucket_at(group, number, z, below, lower, upper)
+    bucket = bucket_at(group, number, z, below, lower, upper)
     value = tl.load(sent + at, inside, 0.0) - tl.load(means + row * q + bucket, inside, 0.0)
     tl.store(tensor_of(table, row, 2, EVEN) + i, value, inside)
 
@@ -210,7 +164,7 @@ def _drop(
 @triton.jit
 def _write(
     programs, where, lists, index, cells, means, zs, groups, rooms, least, message, q, R,
-    G: tl.constexpr, GROUP_BITS: tl.constexpr, TILE: tl.constexpr,
+    G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The wires; ``where [T, 3]``: the byte where each begins, and its width."""
     row, tile = tile_of(programs)
@@ -229,16 +183,19 @@ def _write(
         byte |= tl.where((o >= ahead) & (o < before), packed, 0)
     if (start + TILE > before) & (start < before + size):
         byte |= code_byte(index + head, start - before, k, number, low, low_bytes, size, TILE)
-    if start + TILE > before + size:
-        for g in range(G):
+    if (start + TILE > before + size) & (before + size < width):
+        lane = tl.arange(0, SIZE)
+        left = before + size + tl.load(groups + 4 * (row * G + lane) + 2, lane < G, 0)
+        left = tl.where(lane < G, left, start + TILE)
+        last = tl.sum((left < start + TILE).to(tl.int32), 0)  # groups before it begin in this tile, or before
+        for g in range(tl.maximum(tl.sum((left <= start).to(tl.int32), 0) - 1, 0), last):
             line = groups + 4 * (row * G + g)
-            count, bits = R * tl.load(line), tl.load(line + 3)
-            left = before + size + tl.load(line + 2)
-            right = left + (count * bits + 7) // 8
-            if (left < start + TILE) & (right > start) & (left < right):
+            count, bits, first = R * tl.load(line), tl.load(line + 3), before + size + tl.load(line + 2)
+            end = first + (count * bits + 7) // 8
+            if (first < end) & (end > start):
                 table = least + tl.load(rooms + row) + tl.load(line + 1)
-                packed = pack_byte(table, tl.maximum(o - left, 0), count, bits).to(tl.int32)
-                byte |= tl.where((o >= left) & (o < right), packed, 0)
+                packed = pack_byte(table, tl.maximum(o - first, 0), count, bits).to(tl.int32)
+                byte |= tl.where((o >= first) & (o < end), packed, 0)
     tl.store(message + begin + o, byte.to(tl.uint8), o < width)
 
 
@@ -308,10 +265,10 @@ def _bound(
     row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     this = other * tl.num_programs(0) + row
     z = tl.minimum(tl.maximum(count_at(wires + other * stride + place_in(lists, this) + 4), 0), q).to(tl.int32)
-    below, lower, upper = _sides(sides, z)
+    below, lower, upper = sides_of(sides, z)
     group = tl.arange(0, SIZE)
     count = tl.load(counts + this * SIZE + group, group < G, 0).to(tl.int64)
-    size = _lay_cells(groups + 4 * G * this, count, group, below, lower, upper, share, R, G)
+    size = lay_cells(groups + 4 * G * this, count, group, below, lower, upper, share, R, G)
     _k, _first, _number, _low, _low_bytes, coded, before = code_of(lists, this)
     tl.store(marks + row, 1, before + coded + size > tl.load(where + 3 * this + 1))
 
@@ -326,7 +283,7 @@ def _decode(
     other = tl.program_id(1).to(tl.int64)
     _k, _first, _number, _low, _low_bytes, size, before = code_of(lists, this)
     z = tl.minimum(tl.maximum(count_at(base + 4), 0), q).to(tl.int32)
-    below, lower, upper = _sides(sides, z)
+    below, lower, upper = sides_of(sides, z)
     at = other * plane + first + j
     i = tl.load(index + at, inside, 0)
     key0, key1 = key_of(table, row)
@@ -344,7 +301,7 @@ def _decode(
         word = tl.load(base + ahead + o, there & (o < room), 0).to(tl.int32)
         word |= tl.load(base + ahead + o + 1, there & (o + 1 < room), 0).to(tl.int32) << 8
         number = tl.maximum(number, (word >> (bit & 7).to(tl.int32)) & mask)
-    bucket = _bucket_at(group, number, z, below, lower, upper)
+    bucket = bucket_at(group, number, z, below, lower, upper)
     legal = (bucket >= 0) & (bucket < q)
     mark_if(marks + row, inside & (legal == 0))
     tl.store(values + at, load_float(base + 8 + 4 * bucket, inside & legal), inside)
@@ -367,21 +324,6 @@ class Sketched:
     groups: Tensor
     lists: Tensor
     step: int
-
-
-def _sides_of(many: Many, code: MinMaxCode) -> Tensor:
-    """int32 ``[q + 1, 3]``: what :func:`_sides` says, whichever bucket is the first above zero."""
-
-    def make() -> list[int]:
-        each = (BucketGroups.of(code.q, z, code.groups) for z in range(code.q + 1))
-        return [number for sides in each for number in (sides.below[0], sides.below[1], sides.above[1])]
-
-    return many.numbers((MinMaxCode, code.q, code.groups), make, torch.int32)
-
-
-def _constants(many: Many, code: MinMaxCode) -> tuple[Tensor, Tensor]:
-    """(:func:`_sides_of`; float64 ``[1]``: the share of cells)"""
-    return _sides_of(many, code), many.numbers((MinMaxCode, "share", code.share), lambda: [code.share], torch.float64)
 
 
 def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) -> Any:
@@ -409,10 +351,10 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     cells = torch.empty(N, dtype=torch.int32, device=device)
     launch(_encode, (len(tiles),), *where, total, sent, edges, cells, q, T * q, BITS=code_bits(q), TILE=TILE)
     means, ends = add_buckets(cells, many, q, None, sent)
-    sides, share = _constants(many, code)
+    sides, share = constants_of(many, code)
     groups, widths = lists.new_empty(T, code.total, 4), lists.new_zeros(T)
     launch(_lay, (T,), many.table, total, zs, sides, ends, share, groups, lists, widths, q, code.rows, CODE=code.number,
-           G=code.total, GROUP_BITS=code.bits, SIZE=_lanes(code.total))  # fmt: skip
+           G=code.total, GROUP_BITS=code.bits, SIZE=lanes_of_groups(code.total))  # fmt: skip
     return Chosen(widths, picked.finite, Sketched(total, index, sent, cells, zs, means, groups, lists, step))
 
 
@@ -423,12 +365,12 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
     sizes = [code.cells(n) for n in many.sizes]
     rooms = many.numbers((MinMaxCode, code), lambda: [sum(sizes[:t]) for t in range(len(sizes))], torch.int64)
     least = torch.full((sum(sizes),), _EMPTY, dtype=torch.int32, device=many.device)
-    step, (sides, _) = step_word(notes.step, many.device), _constants(many, code)
+    step, (sides, _) = step_word(notes.step, many.device), constants_of(many, code)
     what = many.table, tiles, many.heads(1), notes.total, notes.index, notes.cells
     launch(_hash, (len(tiles),), *what, notes.zs, sides, notes.groups, rooms, least, q, code.rows, step, G=G, TILE=TILE)
     launch(_write, (len(layout.written),), layout.written, layout.where[places.own], notes.lists, notes.index, notes.cells,
            notes.means, notes.zs, notes.groups, rooms, least, message, q, code.rows, G=G, GROUP_BITS=code.bits,
-           TILE=TILE)  # fmt: skip
+           SIZE=lanes_of_groups(G), TILE=TILE)  # fmt: skip
     if many.rests is not None:
         launch(_drop, (len(tiles),), *what, notes.sent, notes.means, notes.zs, sides, notes.groups, rooms, least, q, code.rows,
                step, G=G, EVEN=many.even, TILE=TILE)  # fmt: skip
@@ -444,7 +386,7 @@ def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPl
         code.q,
         code.total,
     )
-    (listed,), (sides, share), size, plane = layout.more, _constants(many, code), _lanes(G), layout.plane
+    (listed,), (sides, share), size, plane = layout.more, constants_of(many, code), lanes_of_groups(G), layout.plane
     lists, groups = many.table.new_empty(W, T, 8), many.table.new_empty(W, T, G, 4)
     how = {"GROUP_BITS": code.bits}
     launch(_open, (T, W), many.table, layout.where, lists, rows, marks.words, rows.stride(0), q, CODE=code.number, **how,
@@ -472,8 +414,3 @@ def _there(places: MinMaxPlaces, many: Many) -> PlacesThere:
     """Where wires lie, on the device, and what programs read what is listed, made once."""
     rooms = torch.from_numpy(places.rooms)
     return places.once(lambda: PlacesThere(places, many, pair_programs(-(-rooms.amax(dim=0) // TILE))))
-
-
-def _lanes(groups: int) -> int:
-    """A power of two that is at least so many, and that a histogram may have bins."""
-    return max(32, power_of_two(groups))
