@@ -139,16 +139,16 @@ def seal(wire: Tensor, finite: Flag, step: int, size: int | None = None, out: Te
         out = raw.new_empty(raw.shape[0], sealed_bytes(width if size is None else size))
     headers = out.view(torch.int32)[:, 0]
     if isinstance(finite, Tensor):
-        headers.copy_(_header(False, step) - finite.to(torch.int32))  # the status is the lowest bit
+        headers.copy_(header_of(False, step) - finite.to(torch.int32))  # the status is the lowest bit
     else:
-        headers.fill_(_header(finite, step))
+        headers.fill_(header_of(finite, step))
     out[:, HEADER : HEADER + width] = raw
     out[:, HEADER + width :] = 0
     return out
 
 
-def _header(finite: bool, step: int) -> int:
-    """The four bytes of a header, as an int32."""
+def header_of(finite: bool, step: int) -> int:
+    """The four bytes of a header, as an int32; that of what is not finite is 1 more."""
     unsigned = (step % STEPS) << 8 | (not finite)
     return unsigned - (1 << 32) if unsigned >> 31 else unsigned
 
@@ -208,33 +208,25 @@ def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
         StepMismatch, PayloadError: as :func:`read_headers`.
     """
     found = rows.view(torch.int32)[:, words]  # [W, T]
-    if bool((found == _header(True, step)).all()):
+    if bool((found == header_of(True, step)).all()):
         return [True] * len(words)
     return [_all_say_finite(headers, step, 0) for headers in found.t().tolist()]
 
 
-def read_bucket_flags(rows: Tensor, words: Tensor, step: int) -> Tensor:
-    """As :func:`read_bucket_headers`, ``[T]`` bool on an accelerator, which reports what is illegal later."""
-    found, good, bad = rows.view(torch.int32)[:, words], _header(True, step), _header(False, step)
-    finite = found == good
-    refuse_unless((finite | (found == bad)).all(), lambda: _explain_one(found.t().tolist(), step))
-    return finite.all(dim=0)
-
-
 def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) -> None:
     """As :func:`write_bucket_headers`, of ``finite [T]`` bool on an accelerator."""
-    numbers = row.view(torch.int32)
-    headers = _header(False, step) - finite.to(torch.int32)
-    numbers.index_copy_(-1, words, headers.expand(*numbers.shape[:-1], -1))
+    numbers, headers = row.view(torch.int32), torch.empty_like(finite, dtype=torch.int32)
+    torch.bitwise_xor(finite, header_of(False, step), out=headers)  # the status is the lowest bit
+    numbers.index_copy_(-1, words, headers if numbers.ndim == 1 else headers.expand(*numbers.shape[:-1], -1))
 
 
 def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:
     """Writes the headers of sealed wires that ``row [s]`` uint8 holds, or each of several; see :func:`read_bucket_headers`."""
     numbers = row.view(torch.int32)
     if all(finite):
-        numbers[..., words] = _header(True, step)
+        numbers[..., words] = header_of(True, step)
     else:
-        numbers[..., words] = torch.tensor([_header(fine, step) for fine in finite], dtype=torch.int32)
+        numbers[..., words] = torch.tensor([header_of(fine, step) for fine in finite], dtype=torch.int32)
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
@@ -250,7 +242,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
     headers = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
     if not on_host(sealed.device):
-        good, bad = _header(True, step), _header(False, step)
+        good, bad = header_of(True, step), header_of(False, step)
         finite, legal = headers == good, (headers == good) | (headers == bad)
         refuse_unless(legal.all(), lambda: _explain(headers.tolist(), step, sender))
         return finite.all()
@@ -259,7 +251,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
 
 def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
     """Whether no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
-    good, bad = _header(True, step), _header(False, step)
+    good, bad = header_of(True, step), header_of(False, step)
     if headers.count(good) == len(headers):
         return True
     if any(header not in (good, bad) for header in headers):
@@ -267,9 +259,9 @@ def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
     return False
 
 
-def _explain_one(tensors: list[list[int]], step: int) -> PayloadError:
-    """The error for headers of several tensors, one of which is wrong."""
-    legal = _header(True, step), _header(False, step)
+def explain_headers(tensors: list[list[int]], step: int) -> PayloadError:
+    """The error for headers of several tensors, one of which is wrong: for each tensor those of all ranks."""
+    legal = header_of(True, step), header_of(False, step)
     return next(_explain(headers, step, 0) for headers in tensors if not set(headers) <= set(legal))
 
 

@@ -27,9 +27,9 @@ from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
 from grace.run.worker import Worker
 from grace.verify.no_sync import _ASKING, _READING, _name
-from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients
+from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
 from tests.laws.test_many import LARGE, SHAPES, SMALL, _run
-from tests.unit.kernels.triton_checks import interpreter, night
+from tests.unit.kernels.triton_checks import interpreter, let_agree, night
 
 __all__ = ["interpreter"]
 
@@ -61,7 +61,8 @@ AT_NIGHT = {
     "sidco:ratio=0.3,values=bfloat16,memory=none": MIXED,
     "sidco:ratio=0.2,dist=gpareto": SMALL,
     "sidco:ratio=0.05,dist=gpareto,period=1": MIXED,
-    "sidco:ratio=0.2,dist=gamma": SMALL,  # of which each tensor goes alone
+    "sidco:ratio=0.2,dist=gamma": SMALL,
+    "sidco:ratio=0.05,dist=gamma,period=1": MIXED,
     "threshold:v=1,index=rice": SHAPES,
     "threshold:v=2,index=delta,memory=none": LARGE,
     "threshold:v=1e6,index=rice": SMALL,
@@ -174,7 +175,10 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False) -> tuple[int, int]:
+def count_work(
+    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32,
+    backend: str = "triton",
+) -> tuple[int, int]:  # fmt: skip
     """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
     launches, execute = [0], GridExecutor.__call__
     teller, argument, number = TOLD.get(spec.split(":")[0], ("_plan", "widths", 9))
@@ -185,10 +189,12 @@ def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, ru
             execute(executor, *args, **how)
         elif executor.fn.__name__ == teller:
             args[executor.arg_names.index(argument)].fill_(number)
+        else:
+            let_agree(executor, args)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
-    with backends.using("triton"), cpu_as_accelerator():
-        worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+    with backends.using(backend), cpu_as_accelerator():
+        worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, shapes), dtype)
         worker.lr = 0.1
         _run(worker, given)
         worker.workspace.reset()
@@ -207,3 +213,9 @@ def test_launches_and_questions_do_not_grow_with_the_bucket(spec: str, monkeypat
     assert counts == [(LAUNCHES[spec], QUESTIONS.get(spec, 1))] * 3
     page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
     assert f"| `{spec}` | {LAUNCHES[spec]} |" in page
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=night)], ids=str)
+def test_narrow_gradients_take_one_launch_more(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [count_work("varsparse", ((3,),) * T, monkeypatch, dtype=dtype) for T in (1, 3, 40)]
+    assert counts == [(LAUNCHES["varsparse"] + 1, 1)] * 3

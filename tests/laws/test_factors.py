@@ -41,6 +41,8 @@ AT_NIGHT = (
 )  # fmt: skip
 LOW_RANK, ALTERNATING = "powersgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1"
 DRAWN = f"{LOW_RANK},warm_start=false"
+SLICED = "gradiveq:length=4,dims=1,collect=2,use=3"
+SLICES: Shapes = ((5,), (2,), (3, 3), (6,), (2, 2))  # two of them go on behind their slices, and one has none
 
 
 @functools.cache
@@ -80,12 +82,33 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
         (ALTERNATING, 3, torch.bfloat16),
         pytest.param(ALTERNATING, 3, torch.float32, marks=night),
         pytest.param(LOW_RANK, 2, torch.bfloat16, marks=night),
+        (SLICED, 3, torch.float32),
+        pytest.param(SLICED, 4, torch.bfloat16, marks=night),
+        pytest.param(f"{SLICED},memory=none", 4, torch.float32, marks=night),
     ],
 )
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, steps: int, dtype: torch.dtype, nan: None) -> None:
-    """Of ``acpsgd`` the third step has matrices of both kinds: one of them has not taken its turn."""
-    want = outcome(spec, "reference", False, SMALL, 2, steps, dtype)
-    assert outcome(spec, "triton", True, SMALL, 2, steps, dtype) == want
+    """Of ``acpsgd`` the third step has matrices of both kinds: one of them has not taken its turn. So it is with ``gradiveq``,
+    of which one tensor still collects.
+    """
+    want = outcome(spec, "reference", False, shapes_of(spec), 2, steps, dtype)
+    assert outcome(spec, "triton", True, shapes_of(spec), 2, steps, dtype) == want
+
+
+def shapes_of(spec: str) -> Shapes:
+    return SLICES if spec.startswith(SLICED) else SMALL
+
+
+@night
+@pytest.mark.parametrize("memory", ["residual", "none"])
+def test_slices_of_all_kinds(memory: str) -> None:
+    """Also slices of more numbers than a program adds up at once, and ranks that do not make buckets."""
+    spec = f"gradiveq:length=8,dims=2,collect=1,use=3,memory={memory}"
+    shapes: Shapes = ((70, 3), (41,), (5, 3, 70), (3,), (64,))
+    want = outcome(spec, "reference", False, shapes, 3, 5)
+    assert outcome(spec, "triton", True, shapes, 3, 5) == want
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("layer1", "none"), ("*", spec)]), 3, shapes, plans=SOME)
 
 
 @night
@@ -288,10 +311,15 @@ split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
         pytest.param("turned_bucket.finite_many", _all, ALTERNATING, marks=night),
         pytest.param("turned_bucket.orthonormalize_many", _nothing, ALTERNATING, marks=night),
         pytest.param("turned_bucket.scatter_rows_many", _nothing, ALTERNATING, marks=night),
+        ("turned_bucket.widen_many", _nothing, SLICED),
+        pytest.param("turned_bucket.round_many", _nothing, SLICED, marks=night),
+        pytest.param("turned_bucket.poison_many", _nothing, SLICED, marks=night),
+        pytest.param("turned_bucket.gather_rows_many", _nothing, SLICED, marks=night),
     ],
 )
 def test_mutants_are_caught(name: str, mutant: Any, spec: str, nan: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = outcome(spec, "reference", False, SMALL, 2, 2)
+    shapes, steps = shapes_of(spec), 3 if spec == SLICED else 2
+    want = outcome(spec, "reference", False, shapes, 2, steps)
     monkeypatch.setattr(f"grace.methods.common.{name}", mutant)
     with pytest.raises(CAUGHT):
-        assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, 2) == want
+        assert outcome.__wrapped__(spec, "triton", True, shapes, 2, steps) == want

@@ -31,7 +31,7 @@ VARIANTS = {
     "rht:inner=drive": 10, "rht:inner=eden": 10,
     "rht:inner=(eden:bits=2),memory=residual": 14, "rht:inner=(rht:inner=fp8)": 9, "rht:inner=topk": 17,
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 14,
-    "topk:memory=dgc,clip=1": 18, "sidco:dist=gpareto": 13, "topk:values=bfloat16": 15,
+    "topk:memory=dgc,clip=1": 18, "sidco:dist=gpareto": 13, "sidco:dist=gamma": 13, "topk:values=bfloat16": 15,
     "qsparse:quant=4": 19, "qsparse:index=delta": 24, "threshold:values=bfloat16": 12, "powersgd": 6,
     "powersgd:rank=1,min_rate=0.1,warm_start=false": 14,
     "strom:quanta=9": 13, "strom:relative=false": 12,
@@ -40,13 +40,14 @@ VARIANTS = {
     "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
     "inceptionn:p=6,memory=residual": 9,
+    "gradiveq": 6, "gradiveq:collect=1": 15, "gradiveq:memory=none": 2,
     "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
     "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26, "sketchml:memory=none": 19,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {
-    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
+    "gradzip": (14, 162), "atomosvd": (0, 0),
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
@@ -71,9 +72,11 @@ ASKED = {
         1,
     ),
     **dict.fromkeys(("inceptionn:p=6,memory=residual", "sketchml:memory=none"), 1),
+    **dict.fromkeys(("gradiveq", "gradiveq:collect=1", "gradiveq:memory=none"), 1),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
     "sidco:dist=gpareto": 3,
+    "sidco:dist=gamma": 3,
 }
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",

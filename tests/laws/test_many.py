@@ -18,6 +18,7 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
+from grace.communicators.many import agree
 from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.flags.capturing import pretend_capturing
@@ -40,7 +41,7 @@ from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
 from tests.laws.bucket_runs import Run, Shapes, gradients, in_dtype
-from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
+from tests.unit.kernels.triton_checks import CAUGHT, interpreter, let_agree, night
 
 __all__ = ["interpreter"]
 
@@ -174,8 +175,9 @@ def count_launches(
     """Of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
     count = [0]
 
-    def only_count(*_: Any, **__: Any) -> None:
+    def only_count(executor: Any, *args: Any, **_: Any) -> None:
         count[0] += 1
+        let_agree(executor, args)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
@@ -282,7 +284,7 @@ def _key_of_the_first(table, task):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _unmarked(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 @triton.jit
@@ -323,6 +325,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Nothing is done."""
 
 
+def _poisoned(*args: Any, **_: Any) -> Tensor:
+    """Nothing is cleared."""
+    return agree(*args)
+
+
 def _as_they_are(norms: Tensor, *_: Any) -> Tensor:
     """Nothing is cut."""
     return norms
@@ -350,7 +357,7 @@ def _never(flags: Tensor, many: Many) -> None:
         ),
         ("grace.memories.many.scale_many", _never, "randomk:ratio=0.3,memory=dgc,clip=0.5", torch.float32),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
-        ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
+        ("grace.communicators.many.poison_many", _never, SUMMED[0], torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),
     ],
 )
@@ -366,7 +373,7 @@ def test_mutants_are_caught(
     ("where", "mutant"),
     [
         ("grace.kernels.many.triton.numbers_of", _first_row),
-        ("grace.communicators.scattered_many.clear_many", _nothing),
+        ("grace.communicators.scattered_many.agree", _poisoned),
         ("grace.communicators.scattered_many.pad_many", _nothing),
         ("grace.communicators.scattered_many.fetch_many", _nothing),
         ("torch._foreach_add_", _nothing),
@@ -381,7 +388,7 @@ def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("where", "mutant"),
-    [("grace.communicators.served_many.clear_many", _nothing), ("torch._foreach_add_", _nothing)],
+    [("grace.communicators.served_many.agree", _poisoned), ("torch._foreach_add_", _nothing)],
 )
 def test_mutants_of_servers_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, world, dtype = SERVED[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Parts
-from grace.communicators.many import Prepared, gather, give_back
+from grace.communicators.many import Prepared, agree, gather, give_back
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
 from grace.errors import PayloadError
@@ -82,7 +82,7 @@ def exchange_chosen(
     wires.write_bucket_flags(message, words, chosen.finite, peer.step)
     room = yield from gather(message, Parts(each, places.sealed), bucket.workspace, peer)
     legal = add_up(room, bucket.means or many, code, places, 1 / peer.world)
-    return give_back(bucket, wires.read_bucket_flags(room, words, peer.step), legal, xs, peers), answers
+    return give_back(agree(room, words, legal, many, peers, bucket.means), xs, peers), answers
 
 
 def _check_own(heard: Sequence[int], own: Sequence[int], peers: Peers) -> None:

@@ -24,7 +24,7 @@ from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
 from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
-from grace.kernels.many import Many, poison_many
+from grace.kernels.many import Many, agree_many, poison_many
 from grace.kernels.staging import narrow_many
 from grace.random import Stream
 
@@ -102,10 +102,33 @@ def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
     return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
 
 
+def agree(
+    rows: Tensor,
+    words: Tensor,
+    legal: Tensor,
+    many: Many,
+    peers: Peers,
+    means: Many | None = None,
+    *,
+    clear: bool = False,
+) -> Tensor:
+    """``[T]`` bool: which tensors all ranks have seen finite, as the headers at ``words [T]`` of the messages ``rows [W, s]``
+    say, and have ``legal [T]`` wires. The others become NaN, or with ``clear`` 0, and are refused if they are illegal. With
+    ``means``, float32, the tensors become those, rounded, and have to be finite then.
+    """
+    kept = None if means is None else narrow_many(many.all_set, means, many)
+    step = peers.like.step
+    told, headers = agree_many(rows, words, wires.header_of(True, step), legal, many, kept=kept, clear=clear)
+    fine, known, right = told.unbind(0)
+    refuse_unless(known, lambda: wires.explain_headers(headers.t().tolist(), step))
+    refuse_unless(right, lambda: _illegal(peers.names, right.tolist()))
+    return fine
+
+
 def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tensor:
     """``[T]`` bool: which tensors all ranks have seen finite, and have legal wires. The others are refused."""
     fine = legal >= finite  # or not finite: then the wire means nothing
-    refuse_unless(fine.all(), lambda: _illegal(names, fine.tolist()))
+    refuse_unless(fine, lambda: _illegal(names, fine.tolist()))
     return finite & legal
 
 
@@ -131,7 +154,7 @@ def exchange_many(
     yield from fill(message, room, plan, like.rank)
     scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / like.world
     legal = bucket.compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
-    return give_back(bucket, wires.read_bucket_flags(room, plan.words, like.step), legal, xs, peers)
+    return give_back(agree(room, plan.words, legal, bucket.many, peers, bucket.means), xs, peers)
 
 
 def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> Exchange[Tensor]:
@@ -142,18 +165,6 @@ def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> E
     if answer.data_ptr() != room.data_ptr():
         room.copy_(answer)
     return room
-
-
-def give_back(
-    bucket: Prepared[Any],
-    finite: Tensor,
-    legal: Tensor,
-    xs: Sequence[Tensor],
-    peers: Peers,
-    states: Sequence[Any] | None = None,
-) -> list[Exchanged[Any]]:
-    """As :func:`finish`, of tensors that all ranks have seen ``finite [T]``, and whose wires were ``legal [T]``."""
-    return finish(refuse_illegal(legal, finite, peers.names), bucket.many, bucket.means, xs, peers, states)
 
 
 def finish(
@@ -170,6 +181,13 @@ def finish(
     if means is not None:
         fine = narrow_many(fine, means, many)
     poison_many(fine, many)
+    return give_back(fine, xs, peers, states)
+
+
+def give_back(
+    fine: Tensor, xs: Sequence[Tensor], peers: Peers, states: Sequence[Any] | None = None
+) -> list[Exchanged[Any]]:
+    """The results of tensors, of any shapes, whose means are there, or NaN for those that are not ``fine [T]``."""
     nothing = [None] * len(xs)
     each = zip(xs, peers.rests or nothing, states or nothing, fine.unbind(0), strict=True)
     return [Exchanged(x, rest, state, flag) for x, rest, state, flag in each]

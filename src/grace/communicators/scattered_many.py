@@ -19,7 +19,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import can_go_together, finish, refuse_illegal
+from grace.communicators.many import agree, can_go_together, give_back
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.lent import Lent
@@ -27,7 +27,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many
-from grace.kernels.staging import clear_many, fetch_many, finite_many, pad_many
+from grace.kernels.staging import fetch_many, finite_many, pad_many
 from grace.random import Stream
 
 
@@ -180,7 +180,7 @@ def exchange_scattered(
     """The results of all tensors, of any shapes, whose means are written over them."""
     tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers.like
     plan, W, device, step = tables.plan, peer.world, xs[0].device, peer.step
-    names, storage = peers.names, tables.chunks.xs[0]
+    storage = tables.chunks.xs[0]
     if tables.odd_places:
         pad_many(storage, tables.odd, tables.odd_rooms)
     message = workspace.take((W, plan.size), torch.uint8, device)
@@ -190,9 +190,8 @@ def exchange_scattered(
     answer = yield AllToAll(message, parts=plan.parts)
     wires.check_shape("wires", answer, message.shape)
     theirs = answer.contiguous()
-    finite = wires.read_bucket_flags(theirs, plan.words, step)  # [T]
-    finite = refuse_illegal(first.aggregate_many_(theirs, tables.chunks, 1 / W, bucket.streams[0]), finite, names)
-    clear_many(finite, tables.chunks)
+    legal = first.aggregate_many_(theirs, tables.chunks, 1 / W, bucket.streams[0])
+    finite = agree(theirs, plan.words, legal, tables.chunks, peers, clear=True)  # [T]
     if tables.debts is not None:
         tables.debts.add(peer.lr)
 
@@ -208,13 +207,10 @@ def exchange_scattered(
     answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]
     wires.check_shape("wires", answer, room.shape)
     theirs = answer.contiguous()
-    finite = wires.read_bucket_flags(theirs, plan.words, step)
-
-    fine = refuse_illegal(
-        second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0, bucket.streams[1]), finite, names
-    )
-    if tables.debts is not None:
-        states = tables.debts.commit(fine, xs, states, peer.lr, peer.lent)
+    legal = second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0, bucket.streams[1])
     if len(tables.fetched):
         fetch_many(storage, tables.fetched_rooms, tables.fetched)
-    return finish(fine, tables.whole, tables.means, xs, peers, None if tables.debts is None else states)
+    fine = agree(theirs, plan.words, legal, tables.whole, peers, tables.means)
+    if tables.debts is not None:
+        states = tables.debts.commit(fine, xs, states, peer.lr, peer.lent)
+    return give_back(fine, xs, peers, None if tables.debts is None else states)

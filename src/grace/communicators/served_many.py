@@ -16,14 +16,14 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import Prepared, give_back, plan_bytes, prepare, refuse_illegal
+from grace.communicators.many import Prepared, agree, give_back, plan_bytes, prepare
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many
-from grace.kernels.staging import clear_many, finite_many
+from grace.kernels.staging import finite_many
 from grace.random import Stream
 
 
@@ -85,9 +85,7 @@ class ServedBucket:
         """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
         plan, workspace, peer = self.first.plan, self.first.workspace, peers.like
         legal = self.first.compressor.aggregate_many_(theirs, self.averages, 1 / peer.world, self.first.stream)
-        finite = wires.read_bucket_flags(theirs, plan.words, peer.step)
-        finite = refuse_illegal(legal, finite, peers.names)
-        clear_many(finite, self.averages)
+        finite = agree(theirs, plan.words, legal, self.averages, peers, clear=True)
         if self.debts is not None:
             self.debts.add(peer.lr)
         message = plan.take(workspace, self.averages.device)
@@ -127,7 +125,7 @@ def exchange_served(
     wires.check_shape("wires", answer, reply.shape)
     said = answer.contiguous().view(1, -1)
     legal = bucket.again.aggregate_many_(said, first.means or many, 1.0, bucket.stream)
-    finite = wires.read_bucket_flags(said, plan.words, peer.step)
+    fine = agree(said, plan.words, legal, many, peers, first.means)
     if bucket.debts is not None:
-        states = bucket.debts.commit(finite & legal, xs, states, peer.lr, peer.lent)
-    return give_back(first, finite, legal, xs, peers, None if bucket.debts is None else states)
+        states = bucket.debts.commit(fine, xs, states, peer.lr, peer.lent)
+    return give_back(fine, xs, peers, None if bucket.debts is None else states)

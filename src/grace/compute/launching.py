@@ -93,18 +93,21 @@ def check_rows(**tensors: Tensor | None) -> None:
 
 
 class Marks:
-    """Marks that the programs of a kernel leave, int32 ``[count]`` on the device: 0 until one of them writes a 1."""
+    """Marks that the programs of a kernel leave.
+
+    clean: bool ``[count]`` on the device, each set until a program writes a 0.
+    """
 
     def __init__(self, like: Tensor, count: int = 1):
-        self.words = torch.zeros(count, dtype=torch.int32, device=like.device)
+        self.clean = torch.ones(count, dtype=torch.bool, device=like.device)
 
     def unset(self, which: int = 0) -> Flag:
         """Whether no program has left this mark."""
-        return flag(self.words[which] == 0)
+        return flag(self.clean[which])
 
     def refuse(self, which: int, problem: Callable[[], Exception]) -> None:
         """Refuses what was received if a program has left this mark."""
-        refuse_unless(self.words[which] == 0, problem)
+        refuse_unless(self.clean[which], problem)
 
 
 @dataclass(frozen=True)

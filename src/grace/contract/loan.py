@@ -83,6 +83,16 @@ def succeed_all(finite: Sequence[bool], news: Sequence[Tensor], olds: Sequence[T
     return out
 
 
+def rests_in_place(outs: Sequence[Exchanged[S]], xs: Sequence[Tensor]) -> list[Exchanged[S]]:
+    """The results, whose rests, of any shapes, are the xs themselves where they are in their storage: then kernels for many
+    tensors take them where they are.
+    """
+    for out, x in zip(outs, xs, strict=True):
+        if out.rest is not None and out.rest.data_ptr() == x.data_ptr() and out.rest.dtype is x.dtype:
+            out.rest = x
+    return list(outs)
+
+
 class Loan:
     """x as contiguous float32 numbers to work on, and the way back to x's shape and dtype.
 

@@ -60,7 +60,10 @@ class PendingFlags:
         """The step has ended: its flags go to the host, which does not wait for them."""
         if not (self.flags or self.refusals.found):
             return
-        flags = torch.stack([flag for *_, flag in self.flags] + [fine for fine, _ in self.refusals.found])
+        parts = [fine.view(-1) for fine, _ in self.refusals.found]
+        if self.flags:
+            parts.insert(0, torch.stack([flag for *_, flag in self.flags]))
+        flags = parts[0] if len(parts) == 1 else torch.cat(parts)
         self._names, self._problems = [(step, name) for step, name, _ in self.flags], self.refusals.found
         self.flags, self.refusals = [], Refusals()
         self._letter.write(flags)
@@ -77,7 +80,9 @@ class PendingFlags:
         self._sent = False
         answers = self._letter.read()
         names = self._names
-        for fine, (_, problem) in zip(answers[len(names) :], self._problems, strict=True):
-            if not fine:
+        at = len(names)
+        for fine, problem in self._problems:
+            at, begin = at + fine.numel(), at
+            if not all(answers[begin:at]):
                 raise problem()
         return [(step, name, finite) for (step, name), finite in zip(names, answers[: len(names)], strict=True)]

@@ -22,7 +22,9 @@ Problem = Callable[[], Exception]  # makes the error; it may read tensors then
 
 
 class Refusals:
-    """Flags that should hold, and the errors for those that do not. As a context it collects what is refused inside."""
+    """Flags that should hold, of any shapes, and the errors for those that do not. As a context it collects what is refused
+    inside.
+    """
 
     def __init__(self) -> None:
         self.found: list[tuple[Tensor, Problem]] = []
@@ -39,7 +41,7 @@ class Refusals:
         """Whether nothing was refused."""
         out: Flag = True
         for fine, _ in self.found:
-            out = and_(out, fine)
+            out = and_(out, fine.all() if fine.ndim else fine)
         return out
 
     def watch(self, exchange: Exchange[T]) -> Exchange[T]:
@@ -76,7 +78,8 @@ def _stack() -> list[Refusals]:
 
 
 def refuse_unless(fine: Tensor | bool, problem: Problem) -> None:
-    """Raises what ``problem`` makes unless ``fine``, a bool or a 0-d bool tensor: at once where the host can tell, else later.
+    """Raises what ``problem`` makes unless ``fine`` holds, a bool or all of a bool tensor of any shape: at once if the host
+    can tell, else later.
 
     Raises:
         PayloadError, or whatever ``problem`` makes.
@@ -86,7 +89,7 @@ def refuse_unless(fine: Tensor | bool, problem: Problem) -> None:
         if stack:
             stack[-1].found.append((fine, problem))
             return
-    if not bool(fine):
+    if not (bool(fine.all()) if isinstance(fine, Tensor) else fine):
         raise problem()
 
 

@@ -90,9 +90,9 @@ def negated(x):
 
 @triton.jit
 def mark_if(marks, bad):
-    """Leaves a 1 at ``marks`` if anything of ``bad`` is set; all programs would write the same."""
+    """Leaves a mark, which is a 0, if anything of ``bad`` is set; all programs would write the same."""
     if tl.max(tl.reshape(bad.to(tl.int32), (bad.numel,)), 0) != 0:
-        tl.store(marks, 1)
+        tl.store(marks, 0)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ Letters: a tensor is N slices of K numbers and a tail shorter than K; U is K x d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -18,14 +19,16 @@ from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Range, check_knobs
-from grace.contract.loan import succeed
+from grace.contract.loan import rests_in_place, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
+from grace.contract.together import together
 from grace.errors import out_of_range
-from grace.flags.finite import and_, ask_host
+from grace.flags.finite import and_, ask_host, ask_host_of_all, on_host
 from grace.kernels.finite import all_finite
-from grace.methods.common.matrices import DENSE, Projection
+from grace.methods.common.matrices import DENSE, Projection, Sides
 from grace.methods.common.principal import collect_covariance, share_components
+from grace.methods.common.turned_bucket import open_turned
 from grace.registry import register
 
 
@@ -96,22 +99,68 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         return K, max(1, math.ceil(K * self.dims / self.length)), n // K
 
     def exchange(self, x: Tensor, state: GradiVeQState | None, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
+        out = yield from self._send(x, state, peer)
+        if state is None:
+            return out
+        return (yield from self._learn(x, state, peer, out, ask_host(out.finite)))
+
+    def batches(self, like: Tensor) -> bool:
+        """On an accelerator, for tensors of any shapes: the host is asked once for all of them."""
+        return type(self) is GradiVeQ and not on_host(like.device) and like.dtype is torch.float32
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[GradiVeQState | None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[GradiVeQState | None]]]:
+        """Tensors of any shapes, with one question to the host; where kernels take them, they are sent by few launches."""
+        if not xs or not self.batches(xs[0]):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        workspace, each = peers[0].lent.workspace, list(zip(xs, states, peers, strict=True))
+        bases = {t: state.basis for t, state in enumerate(states) if state is not None and state.turn >= self.collect}
+        sides: list[Sides | None] = [None] * len(xs)
+        for t in bases:
+            K, d, N = self._sizes(xs[t].numel())
+            sides[t] = (N, K, d)
+        turned = [False] * len(bases)
+        bucket = open_turned(self, sides, turned, xs, list(bases.values()), peers, orthonormal=True)
+        if bucket is None:
+            outs = yield from together([self._send(*one) for one in each], workspace=workspace)
+        else:
+            yield from bucket.sum_factors()
+            means, _ = bucket.restore(checked=True)
+            outs = []
+            for out, state in zip(means, states, strict=True):
+                known = state is not None or out.rest is not None  # else it is not checked
+                outs.append(Exchanged(out.mean, out.rest, state, out.finite if known else True))
+        fine = iter(ask_host_of_all([out.finite for out in outs if out.state is not None]))
+        runs = [
+            self._learn(*one, out, out.state is not None and next(fine)) for one, out in zip(each, outs, strict=True)
+        ]
+        return rests_in_place((yield from together(runs, workspace=workspace)), xs)
+
+    def _send(self, x: Tensor, state: GradiVeQState | None, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
+        """The mean, which is compressed or not; what is to be learnt of it is not yet."""
         if state is None:
             return (yield from DENSE.exchange(x, None, peer))
         if state.turn < self.collect:
-            return (yield from self._collect(x, state, peer))
+            out = yield from DENSE.exchange(x, None, peer)
+            return Exchanged(out.mean, out.rest, state, and_(out.finite, all_finite(out.mean)))
         K, _, N = self._sizes(x.numel())
         root = math.sqrt(K)  # so that a product neither overflows nor vanishes
         basis = state.basis.mT.contiguous()  # [d, K]
         projection = Projection(N, K, basis * (1 / root), basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        turn = (state.turn + ask_host(out.finite)) % (self.collect + self.use)
-        return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)
+        return Exchanged(out.mean, out.rest, state, out.finite)
 
-    def _collect(self, x: Tensor, state: GradiVeQState, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
-        """A step without compression, from which the next U learns."""
-        out = yield from DENSE.exchange(x, None, peer)
-        if not ask_host(and_(out.finite, all_finite(out.mean))):  # what the next step sends depends on it
+    def _learn(
+        self, x: Tensor, state: GradiVeQState | None, peer: Peer, out: Exchanged[GradiVeQState | None], fine: bool
+    ) -> Exchange[Exchanged[GradiVeQState | None]]:
+        """What follows the state, where the host knows whether the step was ``fine``: the next one's bytes depend on it."""
+        if state is None:
+            return out
+        if state.turn >= self.collect:
+            turn = (state.turn + fine) % (self.collect + self.use)
+            return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)
+        if not fine:
             return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
         covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
@@ -122,7 +171,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             basis = succeed(True, shared, basis, peer.lent)
             covariance = torch.zeros_like(covariance)
         after = GradiVeQState(basis, succeed(True, covariance, state.covariance, peer.lent), state.turn + 1)
-        return Exchanged(out.mean, out.rest, after)
+        return Exchanged(out.mean, out.rest, after, out.finite)
 
     def kinds(self, state: GradiVeQState | None) -> Any:
         return label_parts(state, "shared")

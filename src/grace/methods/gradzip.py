@@ -5,8 +5,9 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,15 +15,24 @@ from grace.collectives import AllReduce, Exchange
 from grace.communicators import Allreduce
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Range
-from grace.contract.loan import succeed
+from grace.contract.loan import rests_in_place, succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import ask_host
+from grace.contract.together import together
+from grace.flags.finite import Flag, and_, ask_host, ask_host_of_all, flag, on_host
 from grace.kernels import all_finite, project_rows, solve_ridge
 from grace.methods.common.matrices import DENSE, LowRank, Projection, bound_rows, unit
 from grace.registry import register
 
 _FRESH = 1e-4  # share of fresh random numbers in a factor, which could not leave a subspace without them
+
+
+class Given(NamedTuple):
+    """factor: what the other one is fitted to, ``[r, m]`` or ``[r, l]``. turn: 1 if that is Q. finite: whether it is."""
+
+    factor: Tensor
+    turn: int
+    finite: Flag
 
 
 class GradZipState(NamedTuple):
@@ -81,28 +91,94 @@ class GradZip(LowRank["GradZipState | None"]):
     def exchange(self, x: Tensor, state: GradZipState | None, peer: Peer) -> Exchange[Exchanged[GradZipState | None]]:
         if state is None:
             return (yield from DENSE.exchange(x, None, peer))
+        given = yield from self._give(x, state, peer)
+        out = yield from self._fit(x, state, peer, given, ask_host(given.finite))
+        return self._turn(x, state, out, ask_host(out.finite)) if self.alternate else out
+
+    def batches(self, like: Tensor) -> bool:
+        """On an accelerator, for tensors of any shapes: the host is asked once for all of them."""
+        return type(self) is GradZip and not on_host(like.device) and self._batches(like)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[GradZipState | None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[GradZipState | None]]]:
+        """Tensors of any shapes, one after the other, with one question to the host."""
+        if not xs or not self.batches(xs[0]):
+            return (yield from LowRank.exchange_all(self, xs, states, peers))
+        workspace, each = peers[0].lent.workspace, list(zip(xs, states, peers, strict=True))
+        givens = yield from together([self._open(*one) for one in each], workspace=workspace)
+        fine = iter(ask_host_of_all([given.finite for given in givens if isinstance(given, Given)]))
+        runs = [
+            self._close(*one, given, isinstance(given, Given) and next(fine))
+            for one, given in zip(each, givens, strict=True)
+        ]
+        outs = yield from together(runs, workspace=workspace)
+        if self.alternate:
+            fine = iter(ask_host_of_all([out.finite for out in outs if out.state is not None]))
+            outs = [
+                out if state is None else self._turn(x, state, out, next(fine))
+                for (x, state, _), out in zip(each, outs, strict=True)
+            ]
+        return rests_in_place(outs, xs)
+
+    def _open(self, x: Tensor, state: GradZipState | None, peer: Peer) -> Exchange[Given | Exchanged[Any] | None]:
+        """The first round of a tensor of a bucket: None if it has none, since it goes uncompressed in the only one."""
+        if state is not None:
+            return (yield from self._give(x, state, peer))
+        return None if self.alternate else (yield from DENSE.exchange(x, None, peer))
+
+    def _close(
+        self, x: Tensor, state: GradZipState | None, peer: Peer, given: Given | Exchanged[Any] | None, fine: bool
+    ) -> Exchange[Exchanged[Any]]:
+        """The last round, which was the first if there is a result."""
+        if isinstance(given, Exchanged):
+            return given
+        if state is None or given is None:
+            return (yield from DENSE.exchange(x, None, peer))
+        return (yield from self._fit(x, state, peer, given, fine))
+
+    def _give(self, x: Tensor, state: GradZipState, peer: Peer) -> Exchange[Given]:
+        """The factor that this step starts from, or if both are sent the mean of the first."""
         m, l, _ = self._sizes(x)
-        turn = state.turn
-        given, other = (state.p, state.q) if turn else (state.q, state.p)
+        given = state.p if state.turn else state.q
         assert given is not None
         fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
         given = (unit(given) + fresh * _FRESH).mT.contiguous()  # [r, m] or [r, l]
-        if other is None:  # both factors in this step
-            encode, _ = bound_rows(solve_ridge(given, self.lam))
-            matrix = x.reshape(m, l).float().contiguous()
-            p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
-            if not ask_host(all_finite(p)):
-                return Exchanged.poisoned(x, state)
-            turn, given, other = 1, unit(p).mT.contiguous(), state.q
-        encode, scale = bound_rows(solve_ridge(given, self.lam))
-        projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
-        out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not ask_host(out.finite):  # which factor the next step sends depends on it
+        if self.alternate:
+            return Given(given, state.turn, True)
+        encode, _ = bound_rows(solve_ridge(given, self.lam))
+        matrix = x.reshape(m, l).float().contiguous()
+        p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
+        return Given(unit(p).mT.contiguous(), 1, all_finite(p))
+
+    def _fit(
+        self, x: Tensor, state: GradZipState, peer: Peer, given: Given, fine: bool
+    ) -> Exchange[Exchanged[GradZipState | None]]:
+        """The mean of the factor that fits the given one, of which the host knows whether it is ``fine``."""
+        if not fine:
             return Exchanged.poisoned(x, state)
-        if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
-            factor = succeed(True, projection.factor, other, peer.lent)
-            state = state._replace(q=factor) if turn else state._replace(p=factor)
-        return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))
+        m, l, _ = self._sizes(x)
+        encode, scale = bound_rows(solve_ridge(given.factor, self.lam))
+        projection = Projection(m, l, encode, given.factor * scale, transposed=bool(given.turn))
+        out = yield from Allreduce(projection).exchange(x, None, peer)
+        if out.finite is False:
+            return Exchanged.poisoned(x, state)
+        # A zero gradient says nothing about where to look next.
+        some = and_(out.finite, flag(projection.factor.any()))
+        old = state.q if given.turn else state.p
+        assert old is not None
+        factor = succeed(some, projection.factor, old, peer.lent)
+        after = state._replace(q=factor) if given.turn else state._replace(p=factor)
+        return Exchanged(out.mean, out.rest, after, out.finite)
+
+    def _turn(
+        self, x: Tensor, state: GradZipState, out: Exchanged[GradZipState | None], fine: bool
+    ) -> Exchanged[GradZipState | None]:
+        """The result of an alternating step: which factor the next one sends depends on whether it was ``fine``."""
+        if not fine:
+            return Exchanged.poisoned(x, state)
+        assert out.state is not None
+        return Exchanged(out.mean, out.rest, out.state._replace(turn=1 - state.turn), out.finite)
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):

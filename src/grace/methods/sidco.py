@@ -26,7 +26,7 @@ from grace.kernels import choose_reaching_many, tail_sums_many
 from grace.kernels.index_lists.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.methods.common.counts import contraction, count_kept
-from grace.methods.common.tail_bucket import exponential_thresholds, pareto_thresholds
+from grace.methods.common.tail_bucket import exponential_thresholds, fitted_thresholds
 from grace.methods.common.tails import Search, find_threshold, most_stages, stage_shares
 from grace.methods.threshold import Threshold
 from grace.registry import register
@@ -96,7 +96,7 @@ class SIDCo(Method[Search]):
     def batches(self, like: Tensor) -> bool:
         """Where kernels take many tensors, of any shapes: on an accelerator."""
         there = not on_host(like.device) and backends.runs_triton(like.device)
-        return type(self) is SIDCo and there and self.dist != "gamma" and self._inner(1.0).counted is not None
+        return type(self) is SIDCo and there and self._inner(1.0).counted is not None
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Search], peers: Sequence[Peer]
@@ -112,10 +112,13 @@ class SIDCo(Method[Search]):
         if bucket is None or code is None:
             return (yield from Method.exchange_all(self, xs, states, peers))
         shares = [stage_shares(self.ratio, state.stages, self.first_ratio) for state in states]
-        thresholds = exponential_thresholds if self.dist == "exp" else pareto_thresholds
-        eta, usable = thresholds(bucket.many, shares)
-        counts = tail_sums_many(eta, bucket.many)[0]
-        chosen = choose_reaching_many(eta, bucket.many, code, strict=True)
+        many = bucket.many
+        if self.dist == "exp":
+            eta, usable = exponential_thresholds(many, shares)
+        else:
+            eta, usable = fitted_thresholds(many, shares, self.dist)
+        counts = tail_sums_many(eta, many)[0]
+        chosen = choose_reaching_many(eta, many, code, strict=True)
         outs, answers = yield from exchange_chosen(bucket, code, chosen, xs, whose, [counts, usable])
         finite = ask_host_of_all([out.finite for out in outs])
         for x, out, state, fine, count, there in zip(xs, outs, states, finite, *answers, strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.compute import backends
+from grace.compute.launching import READ
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share
 from grace.contract.loan import narrow, succeed
@@ -101,15 +102,15 @@ class VarSparse(Method[VarSparseState]):
             return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)
-        after = succeed(True, d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0), state.d, peer.lent)
         left = torch.where(sent, out.rest if self.keep_error else 0.0, r)
         mean, finite = narrow(out.mean, x.dtype, True, left)
+        after = succeed(finite, d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0), state.d, peer.lent)
         return Exchanged(mean, None, VarSparseState(succeed(finite, left, state.r, peer.lent), after, None), finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator, of float32."""
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
         there = not on_host(like.device) and backends.runs_triton(like.device)
-        return type(self) is VarSparse and there and like.dtype is torch.float32
+        return type(self) is VarSparse and there and like.dtype in READ
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[VarSparseState], peers: Sequence[Peer]

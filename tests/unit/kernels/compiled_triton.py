@@ -28,7 +28,7 @@ from grace.random.triton import NORMAL
 TARGET = GPUTarget("cuda", 90, 32)
 # Of arguments by their names; pointers to others are to float32, other numbers int64.
 POINTERS = {
-    "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
+    "wire": "*u8", "wires": "*u8", "bad": "*i1", "marks": "*i1", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
@@ -82,6 +82,7 @@ MINMAX = {
 FEW, ALL_BUCKETS = {"G": 8, "GROUP_BITS": 3, "SIZE": 32}, {"G": 256, "GROUP_BITS": 8, "SIZE": 256}
 QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
+AGREED = {"words": "*i64", "legal": "*i1", "kept": "*i1", "headers": "*i32", "number": "i32"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 # What travels: values, or codes of one of two kinds, in so many bits.
 VALUES = {"KIND": 0, "MOST": 0, "BITS": 0, "fronts": None}
@@ -103,6 +104,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL), (200, 9, ALL), (9999, 15, SUM), (127, 8, SUM), (3, 3, SUM))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.many._agree": (AGREED, [
+        {"kept": None, "KEPT": 0, "CLEAR": 0, "RANKS": 1, "EVEN": 1, "TILE": 1024},
+        {"KEPT": 1, "CLEAR": 0, "RANKS": 64, "EVEN": 0, "TILE": 1024},
+        {"kept": None, "KEPT": 0, "CLEAR": 1, "RANKS": 8, "EVEN": 1, "TILE": 1024},
+    ]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
@@ -286,7 +292,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
     ]),
     "kernels.quantiles._add": (QUANTILES, [
-        {"HELD": held, "LISTED": listed, "EVEN": 1, "CHAINS": 4, "num_warps": 1}
+        {"HELD": held, "LISTED": listed, "EVEN": 1, "LANES": 1024}
         for held, listed in ((1, 0), (0, 0), (1, 1))
     ]),
     "kernels.minmax._look": (MINMAX, [{"TILE": 1024}]),
@@ -377,6 +383,7 @@ NARROW = {
     "kernels.selection.tiles._estimate": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
+    "kernels.many._agree": ["like"],
     "kernels.hashing._add": ["like"],
     **{f"kernels.quantiles.{name}": ["like"] for name in ("_look", "_sample", "_encode", "_add")},
     "kernels.quartic._quantize": ["like"],

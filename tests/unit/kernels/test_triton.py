@@ -326,7 +326,7 @@ def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # 
 
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 @triton.jit

@@ -69,7 +69,7 @@ def test_codes_of_every_size(codec: LPC) -> None:
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 @triton.jit

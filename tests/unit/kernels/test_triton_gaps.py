@@ -210,7 +210,7 @@ def _no_gaps(base, begin, tile, k, size, TILE: tl.constexpr):  # type: ignore[no
 
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:

@@ -158,7 +158,7 @@ def _gradients_alone(table, programs, x, n, tiles, spans, HELD, MANY, EVEN):  # 
 
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,12 @@ from grace.compute import backends
 from grace.errors import PayloadError
 from grace.kernels import Many, encode_quantiles_many, quantile_bytes, sum_quantiles, sum_quantiles_many
 from grace.random import Stream
+from tests.unit.kernels.test_quantiles import HALFWAY
 from tests.unit.kernels.test_triton_tables import views
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
 __all__ = ["interpreter"]
+CPU = torch.device("cpu")
 
 
 def told(
@@ -34,7 +36,7 @@ def told(
             places.append(at)
             at += quantile_bytes(n, q) + 2
     streams = [Stream(5, "Sketch", str(n), 1, 0) for n in sizes]
-    many, out = (Many(sizes, places, streams, torch.device("cpu"), rows) for _ in range(2))
+    many, out = (Many(sizes, places, streams, CPU, rows) for _ in range(2))
     parts = [[x.view(rows, -1) for x in views(tuple(rows * n for n in sizes), seed, dtype)] for seed in range(3)]
     for x in parts[0]:
         x[:, 1::3] = x[:, :1]
@@ -52,6 +54,7 @@ CASES: list[tuple[Any, ...]] = [
     (16, {40: 40, 1: 1, 301: 301}, True, True, torch.bfloat16),
     (5, {40: 9, 6: 6, 33: 32}, True, False, torch.float16),
     (2, {9: 9, 30: 11}, False, True, torch.float32, 2),
+    (2, {2300: 40}, False, True),  # more in a bucket than are added side by side
 ]
 
 
@@ -62,7 +65,7 @@ def test_wires_of_a_bucket(case: tuple[Any, ...]) -> None:
 
 def test_numbers_are_added_in_order() -> None:
     """Of two large ones, which come first, one cancels the other, and the third is left; else it would be lost."""
-    many = Many((6,), (0,), [Stream(1, "Sketch", "a", 0, 0)], torch.device("cpu"))
+    many = Many((6,), (0,), [Stream(1, "Sketch", "a", 0, 0)], CPU)
 
     def draw() -> list[Tensor]:
         message = torch.zeros(quantile_bytes(6, 2), dtype=torch.uint8)
@@ -72,6 +75,25 @@ def test_numbers_are_added_in_order() -> None:
         return [message]
 
     agree(draw, "order")
+
+
+def test_means_that_depend_on_the_order_have_that_of_the_numbers() -> None:
+    many = Many(
+        [17] * 16, [quantile_bytes(17, 2) * row for row in range(16)], [Stream(1, "Sketch", "a", 0, 0)] * 16, CPU
+    )
+    made = torch.Generator().manual_seed(2)
+    x = [torch.cat((HALFWAY, torch.full((9,), 9.0)))[torch.randperm(17, generator=made)][None] for _ in range(16)]
+
+    def draw() -> list[Tensor]:
+        message = torch.zeros(16 * quantile_bytes(17, 2), dtype=torch.uint8)
+        many.point(x)
+        encode_quantiles_many(message, many, 2, False, (17,) * 16, 0)
+        assert {1.0, 1 + 2.0**-23} == set(
+            message.view(16, -1)[:, :4].contiguous().view(torch.float32).flatten().tolist()
+        )
+        return [message]
+
+    agree(draw, "border")
 
 
 @pytest.mark.parametrize(("at", "value"), [(20, 0xFF), (3, 0x7F)])
@@ -110,8 +132,13 @@ def _next_number(table, row, like, i, inside, HELD, EVEN):  # type: ignore[no-un
 
 
 @triton.jit
+def _nothing(size, count, LANES):  # type: ignore[no-untyped-def]
+    return size * 0
+
+
+@triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 def _backwards(x: Tensor, *, stable: bool = False) -> Any:
@@ -126,6 +153,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("grace.kernels.quantiles.triton._number_at", _next_number, lambda: test_wires_of_a_bucket(CASES[1])),
     ("grace.kernels.quantiles.triton.mark_if", _never, lambda: test_wires_that_no_sender_writes(3, 0x7F)),
     ("torch.sort", _backwards, test_numbers_are_added_in_order),
+    ("grace.kernels.quantiles.triton.slack", _nothing, test_means_that_depend_on_the_order_have_that_of_the_numbers),
 ]
 
 

@@ -140,7 +140,7 @@ def _no_count(at):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:

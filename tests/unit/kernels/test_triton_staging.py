@@ -199,7 +199,7 @@ def _rounded_down(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 0)
+    tl.store(marks, 1)
 
 
 @triton.jit

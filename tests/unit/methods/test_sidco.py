@@ -14,8 +14,8 @@ from grace.errors import ConfigurationError
 from grace.kernels import Many
 from grace.kernels.index_lists.codes import CODES
 from grace.methods.common import tail_bucket
-from grace.methods.common.tail_bucket import exponential_thresholds, pareto_thresholds
-from grace.methods.common.tails import find_threshold, inverse_gamma_tail, most_stages, stage_shares, threshold
+from grace.methods.common.tail_bucket import exponential_thresholds, fitted_thresholds
+from grace.methods.common.tails import find_threshold, inverse_gamma_tails, most_stages, stage_shares, threshold
 from grace.methods.sidco import Search, SIDCo
 
 from . import sparse_checks as checks
@@ -60,7 +60,17 @@ def test_fits_by_hand() -> None:
 
 
 def test_gamma_of_shape_1_is_exponential() -> None:
-    assert inverse_gamma_tail(1.0, 0.001) == pytest.approx(math.log(1000))
+    assert inverse_gamma_tails([1.0], [0.001]) == pytest.approx([math.log(1000)])
+
+
+def test_many_gamma_tails_are_those_of_each() -> None:
+    """To the bit, some of which need several doublings; and of none."""
+    shapes, shares = [1.0, 0.01, 70.0, 0.4, 3.0], [0.001, 0.2, 1e-9, 1e-300, 0.999]
+    each = [inverse_gamma_tails([shape], [share])[0] for shape, share in zip(shapes, shares, strict=True)]
+    assert inverse_gamma_tails(shapes, shares) == each
+    assert inverse_gamma_tails([], []) == []
+    order, at = torch.tensor(shapes).double(), torch.tensor(each).double()
+    assert torch.special.gammaincc(order, at).tolist() == pytest.approx(shares)
 
 
 def test_most_stages() -> None:
@@ -82,29 +92,46 @@ def test_heavy_tails_need_three_stages() -> None:
     assert 0.7 <= hits[1] <= 1.5
 
 
-THRESHOLDS = {"exp": exponential_thresholds, "gpareto": pareto_thresholds}
+def find_all(dist: str, many: Many, shares: list[list[float]]) -> tuple[Tensor, Tensor]:
+    if dist == "exp":
+        return exponential_thresholds(many, shares)
+    return fitted_thresholds(many, shares, "gamma" if dist == "gamma" else "gpareto")
 
 
-@pytest.mark.parametrize("dist", THRESHOLDS)
+@pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])
 def test_thresholds_of_a_bucket_are_those_of_its_tensors(dist: str) -> None:
     """To the bit, for any numbers of stages; also where nothing is left before the last, or nothing can be found."""
     rows = [laplace(0), student(1)[:5000], gauss(2)[:70], torch.ones(9), torch.tensor([3e38, 1e38]), torch.zeros(4)]
     rows += [torch.full((3,), 1e-45), torch.tensor([1.0, math.inf]), torch.tensor([-math.nan]), gauss(3)]
+    rows += [gauss(4).relu(), torch.tensor([0.0, -2.0, 0.0])]
     many = Many([len(row) for row in rows], (), (), torch.device("cpu"))
     many.point([row[None] / 4 for row in rows], [row[None] * 0.75 for row in rows])
     sums = [x[0] + e[0] for x, e in zip(many.xs, many.memories or (), strict=True)]
     for step in range(3):
         stages = [(t + 3 * step) % 8 + 1 for t in range(len(rows))]
-        eta, usable = THRESHOLDS[dist](many, [stage_shares(0.01, M, 0.25) for M in stages])
+        eta, usable = find_all(dist, many, [stage_shares(0.01, M, 0.25) for M in stages])
         right = [find_threshold(row.abs(), 0.01, M, dist, 0.25) for row, M in zip(sums, stages, strict=True)]
         assert usable.tolist() == [value is not None for value in right]
         assert eta.tolist() == [1.0 if value is None else value for value in right]
 
 
-def test_what_exceeds_one_threshold_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dist", ["gpareto", "gamma"])
+def test_what_exceeds_one_threshold_too_many_is_caught(dist: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_bucket, "_above", lambda a, eta, count: a[a >= a.sort(descending=True)[0][count]])
     with pytest.raises(AssertionError):
-        test_thresholds_of_a_bucket_are_those_of_its_tensors("gpareto")
+        test_thresholds_of_a_bucket_are_those_of_its_tensors(dist)
+
+
+def test_zeros_that_are_fitted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = tail_bucket.log_moments
+
+    def fit_all(a: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_mean = counted(a)
+        return mean * len(a) / (len(a) + 1), log_mean
+
+    monkeypatch.setattr(tail_bucket, "log_moments", fit_all)
+    with pytest.raises(AssertionError):
+        test_thresholds_of_a_bucket_are_those_of_its_tensors("gamma")
 
 
 @pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])

@@ -181,3 +181,11 @@ def test_knobs():
             VarSparse(**knobs)
     with pytest.raises(CompositionError):
         grace.ErrorFeedback(VarSparse())
+
+
+def test_a_mean_too_large_for_float16_leaves_the_state_as_it_was():
+    method, x = VarSparse(), torch.full((3,), 6e4, dtype=torch.float16)
+    outs, states = steps(method, [[x.clone()], [x.clone()]])
+    assert [out.finite for out in outs] == [True, False]
+    assert torch.equal(states[0].r, x.float())
+    assert torch.equal(states[0].d, steps(method, [[x.clone()]])[1][0].d)

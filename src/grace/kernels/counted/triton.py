@@ -128,7 +128,7 @@ def _open(
     if KIND:
         _word, good = front_at(wires + other * stride + at + 4, KIND)
         legal = legal & good
-    tl.store(marks + row, 1, legal == 0)
+    tl.store(marks + row, 0, legal == 0)
     k, size = tl.where(legal, k, 0), tl.where(legal, size, 0)
     number = tl.where(legal, tl.where(dense, 3, number), 0)
     store_list(lists + 8 * this, k, number, low, low_bytes, size, values_bytes(k, VALUE, KIND, BITS))
@@ -321,14 +321,14 @@ def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: Counte
     layout, marks, steps = PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
     T = len(many)
     lists = many.table.new_empty(len(rows), T, 8)
-    launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.words, rows.stride(0),
+    launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.clean, rows.stride(0),
            VALUE=code.value, CODE=code.number, **coding(code.codes))  # fmt: skip
     for first in range(0, len(rows), AT_ONCE):
         part, tables = rows[first : first + AT_ONCE], lists[first : first + AT_ONCE]
-        index = read_tables(part, many, tables, layout.plane, layout.read, layout.spans, marks.words, each=True)
+        index = read_tables(part, many, tables, layout.plane, layout.read, layout.spans, marks.clean, each=True)
         sum_tables(part, many, tables, index, steps, weight, marks, code.narrow, each=True, add=first > 0,
                    codes=code.codes)  # fmt: skip
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def _steps(many: Many) -> int:

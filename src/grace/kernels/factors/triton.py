@@ -106,8 +106,8 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Non
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:
     count = len(factors.sides)
     marks = Marks(rights, count)
-    launch(fit_kernel, (count,), factors.table, lefts, rights, marks.words, HALF=HALF, POISON=poison, LOG=LOG)
-    return marks.words == 0
+    launch(fit_kernel, (count,), factors.table, lefts, rights, marks.clean, HALF=HALF, POISON=poison, LOG=LOG)
+    return marks.clean
 
 
 def split_low_rank_many(lefts: Tensor, matrices: Many, factors: Factors, owns: Tensor | None, rights: Tensor) -> None:

@@ -38,12 +38,12 @@ def all_finite(x: Tensor) -> Any:
         return NotImplemented
     bad, n = Marks(x), x.numel()
     words = x.detach().view(_WORDS[x.dtype.itemsize])
-    launch(_look, (block_count(n, 4 * TILE),), words, bad.words, n, EXPONENT=_EXPONENTS[x.dtype], TILE=4 * TILE)
+    launch(_look, (block_count(n, 4 * TILE),), words, bad.clean, n, EXPONENT=_EXPONENTS[x.dtype], TILE=4 * TILE)
     return bad.unset()
 
 
 def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> Flag:
     check_rows(rows=x, memory=memory, out=out)
     bad, n = Marks(x), x.numel()
-    launch(_add, (block_count(n, TILE),), x, memory, out, bad.words, n, HAS_MEMORY=memory is not None, TILE=TILE)
+    launch(_add, (block_count(n, TILE),), x, memory, out, bad.clean, n, HAS_MEMORY=memory is not None, TILE=TILE)
     return bad.unset()

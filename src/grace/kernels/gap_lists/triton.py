@@ -190,7 +190,7 @@ def _delta_gaps(base, begin, tile, k, size, TILE: tl.constexpr):
 @triton.jit
 def _store_sum(at, marks, total):
     """A sum of gaps that no list below 2**31 has is marked, and counts as 0."""
-    tl.store(marks, 1, total >= 0x7FFFFFFF)
+    tl.store(marks, 0, total >= 0x7FFFFFFF)
     tl.store(at, tl.where(total < 0x7FFFFFFF, total, 0).to(tl.int32))
 
 
@@ -206,7 +206,7 @@ def _count(
     else:
         i = tile * TILE + tl.arange(0, TILE)
         low, packed, unary, legal = _rice_at(base, n, k, size)
-        tl.store(marks + row, 1, legal == 0)
+        tl.store(marks + row, 0, legal == 0)
         zero = (i < 8 * unary) & (bit_of(base + 1 + packed, i, i < 8 * unary) == 0)
         tl.store(counts + this, tl.sum(zero.to(tl.int32), 0))
         field = load_bits(base + 1, i, i < k, tl.minimum(packed, size - 1), low)
@@ -225,12 +225,12 @@ def _place(
     there = tl.load(total + other * b + row)
     if DELTA:
         gap, _width = _delta_gaps(base, tl.load(begins + this).to(tl.int64), tile, k, size, TILE)
-        tl.store(marks + row, 1, (there < 0) | ((5 * ((k + 127) // 128) + 7) // 8 + there > size))
+        tl.store(marks + row, 0, (there < 0) | ((5 * ((k + 127) // 128) + 7) // 8 + there > size))
         _store_sum(sums + this, marks + row, tl.sum(gap, 0))
     else:
         i = tile * TILE + tl.arange(0, TILE)
         _low, packed, unary, _legal = _rice_at(base, n, k, size)
-        tl.store(marks + row, 1, there < k)
+        tl.store(marks + row, 0, there < k)
         bit = bit_of(base + 1 + packed, i, i < 8 * unary)
         zero = ((i < 8 * unary) & (bit == 0)).to(tl.int64)
         j = tl.load(begins + this) + tl.cumsum(zero, 0) - zero
@@ -376,11 +376,11 @@ def sum_gap_pairs_many(rows: Tensor, many: Many, code: GapPairs, places: GapPlac
     lists, add = table.lists.clone(), False
     lists[:, 7] = layout.where
     for part, rooms in zip(rows.split(AT_ONCE), layout.rooms.split(AT_ONCE), strict=True):
-        index = read_lists(part, rooms, many, table, layout.read, layout.spans, lists, marks.words)
+        index = read_lists(part, rooms, many, table, layout.read, layout.spans, lists, marks.clean)
         sum_tables(part, many, lists, index, table.steps, weight, marks, code.narrow, each=False, add=add,
                    grid=code.grid)  # fmt: skip
         add = True
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def read_lists(
@@ -392,7 +392,7 @@ def read_lists(
     W, K, programs = len(rows), table.total, len(tiles)
     planes, delta = 1 if table.delta else 2, table.delta
     index = many.table.new_empty(W, K)
-    counts = marks.new_empty(planes * W, programs)
+    counts = many.table.new_empty(planes * W, programs, dtype=torch.int32)
     where = many.table, tiles, lists, rooms, rows
     how: dict[str, Any] = {"DELTA": delta, "TILE": TILE}
     launch(_count, (programs, W), *where, counts, marks, rows.stride(0), len(many), W * programs, **how)

@@ -147,10 +147,10 @@ def read_sketches_many(message: Tensor, many: Many, rows: int, cols: tuple[int, 
     width, marks = power_of_two(rows), Marks(message, len(many))
     tile = max(1, _QUERIES // width)
     tiles = many.tiles(tile)
-    launch(_read, (len(tiles),), many.table, tiles, _shapes(many, cols), _units(many), message, marks.words, rows,
+    launch(_read, (len(tiles),), many.table, tiles, _shapes(many, cols), _units(many), message, marks.clean, rows,
            step_word(step, many.device), LARGEST=torch.finfo(torch.float32).max, EVEN=many.even, ROWS=width,
            TILE=tile)  # fmt: skip
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def _shapes(many: Many, cols: tuple[int, ...]) -> Tensor:

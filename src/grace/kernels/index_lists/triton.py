@@ -198,7 +198,7 @@ def _read(
     if number == 0:
         _read_fields(index, order, outside, base, tile, n, k, low, low_bytes, TILE)
     else:
-        tl.store(marks, 1, (tile == 0) & (number < 3) & (tl.load(total + other) != k))
+        tl.store(marks, 0, (tile == 0) & (number < 3) & (tl.load(total + other) != k))
         if tile * (TILE // 8) < size - low_bytes:
             begin = tl.load(begins + this).to(tl.int64)
             _read_bits(index, order, outside, base, begin, tile, n, k, number, low, low_bytes, size, TILE)
@@ -314,7 +314,7 @@ def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
         launch(_count, (tiles, lists), None, None, None, run.first[:, at:], counts, *where, MANY=False,
                EACH=False, TILE=LIST_BITS)  # fmt: skip
         begins, total = scan(counts)
-    launch(_read, (tiles, lists), None, None, None, run.first[:, at:], begins, total, index, marks.words, *where,
+    launch(_read, (tiles, lists), None, None, None, run.first[:, at:], begins, total, index, marks.clean, *where,
            MANY=False, EACH=False, TILE=LIST_BITS, num_warps=8)  # fmt: skip
     for which, why in enumerate((WRONG_BITS, NOT_INCREASING, OUT_OF_RANGE)):
         marks.refuse(which, partial(explain, why, n, k))
@@ -364,7 +364,7 @@ def read_tables(
     other. ``tiles``, ``spans``: the programs that read. ``marks [T b]`` are left at the lists that no sender writes.
     """
     W, programs = len(rows), len(tiles)
-    index, counts = many.table.new_empty(W, plane), marks.new_empty(W, programs)
+    index, counts = many.table.new_empty(W, plane), many.table.new_empty(W, programs, dtype=torch.int32)
     where = many.table, tiles, lists, rows
     sizes = (len(many), plane, programs, rows.stride(0), *[None] * 7)
     launch(_count, (programs, W), *where, counts, *sizes, MANY=True, EACH=each, TILE=LIST_BITS)
@@ -383,12 +383,12 @@ def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: T
 
 def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
     marks = Marks(rows, len(many))
-    return ListTable.of(many, lists).read(rows, many, marks.words), many.all_of(marks.words)
+    return ListTable.of(many, lists).read(rows, many, marks.clean), many.all_of(marks.clean)
 
 
 def _refuse_bad(index: Tensor, n: int) -> None:
     """Refuses lists ``[b, k]`` of which one does not increase strictly, or leaves [0, n)."""
     (b, k), marks = index.shape, Marks(index, 2)
-    launch(_check, (block_count(k, TILE), b), index, marks.words, n, k, TILE=TILE)
+    launch(_check, (block_count(k, TILE), b), index, marks.clean, n, k, TILE=TILE)
     marks.refuse(0, lambda: explain(NOT_INCREASING, n, k))
     marks.refuse(1, lambda: explain(OUT_OF_RANGE, n, k))

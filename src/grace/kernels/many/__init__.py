@@ -24,7 +24,7 @@ from grace.flags.capturing import capturing
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["Many", "poison_many", "settle_many"]
+__all__ = ["Many", "agree_many", "poison_many", "settle_many"]
 
 R = TypeVar("R")
 # Tables that are kept: memories change places with their successors and those of other tensors, and gradients may move.
@@ -88,10 +88,16 @@ class Many:
         dtype = self._dtype
         return self.once(("like", dtype), lambda: torch.zeros(1, dtype=dtype, device=self.device))
 
+    @property
+    def all_set(self) -> Tensor:
+        """``[T]`` bool: all tensors."""
+        tensors = len(self._whole_sizes)
+        return self.once("all set", lambda: torch.ones(tensors, dtype=torch.bool, device=self.device))
+
     def all_of(self, marks: Tensor) -> Tensor:
-        """``[T]`` bool: which tensors have no mark, of ``[T b m]`` int32, m for each row."""
-        tensors = len(self) // self.rows
-        return marks == 0 if len(marks) == tensors else (marks.view(tensors, -1) == 0).all(dim=1)
+        """``[T]`` bool: which tensors have no mark, of ``[T b m]`` bool, m for each row, which are set where there is none."""
+        tensors = len(self._whole_sizes)
+        return marks if marks.shape[0] == tensors else marks.view(tensors, -1).all(dim=1)
 
     def point(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
@@ -272,6 +278,35 @@ def _to(device: torch.device, x: Tensor) -> Tensor:
 @operation
 def poison_many(flags: Tensor, many: Many) -> None:
     """Sets each tensor to NaN whose flag, of ``[T]`` bool, is not set."""
+
+
+@operation
+def agree_many(
+    rows: Tensor,
+    words: Tensor,
+    good: int,
+    legal: Tensor,
+    many: Many,
+    *,
+    kept: Tensor | None = None,
+    clear: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """What all ranks say of each tensor, in one pass: sets those to NaN, or with ``clear`` to 0, that some rank has not seen
+    finite, whose wires are illegal, or that are not ``kept [T]``.
+
+    Args:
+        rows: the messages ``[W, s]`` uint8 of all ranks, each a multiple of 4 bytes long.
+        words: int64 ``[T]``: where the headers are in each, in int32.
+        good: the header of what is finite; ``good + 1`` is that of what is not.
+        legal: bool ``[T]``, which tensors have legal wires.
+        many: the T tensors.
+        kept: bool ``[T]``; None: all are.
+        clear: what is not as it should be becomes 0.
+
+    Returns:
+        bool ``[3, T]``, which tensors are as they should be; have headers that a sender writes; have wires that are legal, or
+        that nobody reads, since some rank has not seen the tensor finite; and int32 ``[W, T]``, the headers.
+    """
 
 
 @operation

@@ -63,7 +63,7 @@ class Rows:
         key = (0, 0, 0) if self.rng is None else (*self.rng.key(), step_word(self.rng.step, self.rows.device))
         launch(
             kernel, (block_count(n, tile // 8 * per), b), None, None, None, self.rows, self.memory, self.rest, self.wire,
-            marks.words, n, self.wire.shape[1], signed(key[0]), signed(key[1]), key[2], known_block(block, n, tile), *args,
+            marks.clean, n, self.wire.shape[1], signed(key[0]), signed(key[1]), key[2], known_block(block, n, tile), *args,
             MANY=False, EVEN=are_even(b, n), HAS_MEMORY=self.memory is not None, HAS_REST=self.rest is not None, **constants,
         )  # fmt: skip
         return self.wire, marks.unset()
@@ -103,11 +103,11 @@ class Tensors:
             constants["WHOLE"] = per == 8 and many.whole
         heads, tiles = many.heads(many.clip(block)), many.tiles(tile // 8 * per)
         launch(
-            kernel, (len(tiles),), many.table, tiles, heads, many.like, None, None, self.message, marks.words,
+            kernel, (len(tiles),), many.table, tiles, heads, many.like, None, None, self.message, marks.clean,
             None, None, None, None, step_word(self.step or 0, many.device), known_block(block, max(many.sizes), tile), *args,
             MANY=True, EVEN=many.even, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, **constants,
         )  # fmt: skip
-        return many.all_of(marks.words)
+        return many.all_of(marks.clean)
 
     def each(self, value: Callable[[int], float]) -> Tensor:
         """What depends on n, for a kernel: one for each row, on the device."""
@@ -151,7 +151,7 @@ def add_up(
         if last:
             constants[last] = wanted and run is runs[-1]
         launch(
-            kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.words, n, run.count, run.stride, run.row,
+            kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.clean, n, run.count, run.stride, run.row,
             known_block(block, n), weight, *args, MANY=False, EVEN=are_even(b, n), ADD=add, TILE=TILE, **constants,
         )  # fmt: skip
         add = True
@@ -166,7 +166,7 @@ def add_up_many(
     """
     noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
     launch(
-        kernel, (len(tiles),), many.table, tiles, rows, many.like, noted.words, None, rows.shape[0], rows.stride(0), 0,
+        kernel, (len(tiles),), many.table, tiles, rows, many.like, noted.clean, None, rows.shape[0], rows.stride(0), 0,
         known_block(block, max(many.sizes)), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
     )  # fmt: skip
-    return many.all_of(noted.words)
+    return many.all_of(noted.clean)

@@ -18,6 +18,25 @@ def poison_many(flags: Tensor, many: Many) -> None:
         x.masked_fill_(~flag, math.nan)
 
 
+def agree_many(
+    rows: Tensor,
+    words: Tensor,
+    good: int,
+    legal: Tensor,
+    many: Many,
+    *,
+    kept: Tensor | None = None,
+    clear: bool = False,
+) -> tuple[Tensor, Tensor]:
+    headers = rows.view(torch.int32)[:, words]  # [W, T]
+    finite = (headers == good).all(dim=0)
+    known = ((headers == good) | (headers == good + 1)).all(dim=0)
+    fine = finite & legal if kept is None else finite & legal & kept
+    for flag, x in zip(fine, many.xs, strict=True):
+        x.masked_fill_(~flag, 0.0 if clear else math.nan)
+    return torch.stack((fine, known, legal | ~finite)), headers
+
+
 def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:
     assert many.rests is not None
     assert many.memories is not None

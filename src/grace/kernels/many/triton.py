@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, launch
+from grace.compute.launching import TILE, launch, power_of_two
 from grace.kernels.many import Many
 from grace.kernels.triton import load_tile
 
+_RANKS = 64  # whose headers a program reads at a time
 _SMALL = torch.finfo(torch.float32).max / 64
 
 
@@ -170,13 +171,54 @@ def code_width(n, BITS: tl.constexpr):
 def _poison(table, programs, like, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     if tl.load(flags + task) == 0:
-        x, _start = numbers_of(table, task, like, EVEN)
-        _place, n = wire_of(table, task)
-        i = tile * TILE + tl.arange(0, TILE)
-        if like.dtype.element_ty == tl.int16:  # words of bfloat16
-            tl.store(x + i, tl.full((TILE,), 0x7FC0, tl.int16), i < n)
-        else:
-            tl.store(x + i, tl.full((TILE,), float("nan"), tl.float32).to(like.dtype.element_ty), i < n)
+        _fill(table, task, tile, like, False, EVEN, TILE)
+
+
+@triton.jit
+def _fill(table, row, tile, like, CLEAR: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """Sets a tile of a row to NaN, or with CLEAR to 0."""
+    x, start = numbers_of(table, row, like, EVEN)
+    _place, n = wire_of(table, row)
+    i = tile * TILE + tl.arange(0, TILE)
+    if CLEAR:
+        tl.store(x + start + i, tl.zeros((TILE,), like.dtype.element_ty), i < n)
+    elif like.dtype.element_ty == tl.int16:  # words of bfloat16
+        tl.store(x + start + i, tl.full((TILE,), 0x7FC0, tl.int16), i < n)
+    else:
+        tl.store(x + start + i, tl.full((TILE,), float("nan"), tl.float32).to(like.dtype.element_ty), i < n)
+
+
+@triton.jit(do_not_specialize=["stride", "W", "b", "count", "number"])
+def _agree(
+    table, programs, like, wires, words, legal, kept, flags, headers, stride, W, b, count, number,
+    KEPT: tl.constexpr, CLEAR: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A program: a tile of one of a tensor's b rows. It reads what all W ranks say of the tensor; the first one leaves that in
+    ``flags [3, count]`` and ``headers [W, count]``. number: the header of what is finite.
+    """
+    row, tile = tile_of(programs)
+    task = row // b
+    first = (tile == 0) & (row % b == 0)
+    at = wires + 4 * tl.load(words + task)
+    lane = tl.arange(0, RANKS)
+    other = lane * 0  # bits in which some header is another than that of what is finite
+    for begin in range(0, W, RANKS):
+        rank = (begin + lane).to(tl.int64)
+        header = tl.load((at + rank * stride).to(tl.pointer_type(tl.int32)), rank < W, 0)
+        other |= tl.where(rank < W, header ^ number, 0)
+        tl.store(headers + rank * count + task, header, (rank < W) & first)
+    finite = tl.max((other != 0).to(tl.int32), 0) == 0
+    known = tl.max(((other >> 1) != 0).to(tl.int32), 0) == 0
+    fine = tl.load(legal + task) != 0
+    right = fine | (finite == 0)
+    fine = fine & finite
+    if KEPT:
+        fine = fine & (tl.load(kept + task) != 0)
+    tl.store(flags + task, fine, first)
+    tl.store(flags + count + task, known, first)
+    tl.store(flags + 2 * count + task, right, first)
+    if fine == 0:
+        _fill(table, row, tile, like, CLEAR, EVEN, TILE)
 
 
 @triton.jit
@@ -195,6 +237,25 @@ def _settle(table, programs, flags, SMALL: tl.constexpr, DROPS: tl.constexpr, EV
 def poison_many(flags: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
     launch(_poison, (len(tiles),), many.table, tiles, many.like, flags, EVEN=many.even, TILE=TILE)
+
+
+def agree_many(
+    rows: Tensor,
+    words: Tensor,
+    good: int,
+    legal: Tensor,
+    many: Many,
+    *,
+    kept: Tensor | None = None,
+    clear: bool = False,
+) -> tuple[Tensor, Tensor]:
+    tiles, (W, _s), T, device = many.tiles(TILE), rows.shape, words.shape[0], many.device
+    flags = torch.empty(3, T, dtype=torch.bool, device=device)
+    headers = torch.empty(W, T, dtype=torch.int32, device=device)
+    launch(_agree, (len(tiles),), many.table, tiles, many.like, rows, words, legal, kept, flags, headers, rows.stride(0), W,
+           many.rows, T, good, KEPT=kept is not None, CLEAR=clear, RANKS=min(_RANKS, power_of_two(W)), EVEN=many.even,
+           TILE=TILE)  # fmt: skip
+    return flags, headers
 
 
 def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:

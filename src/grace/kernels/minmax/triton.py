@@ -221,7 +221,7 @@ def _open(
     lane = tl.arange(0, SIZE)
     wrong = tl.max((magnitude(load_float(base + 8 + 4 * lane, lane < q)) >= 0x7F800000).to(tl.int32), 0)
     legal = (count == k) & (z >= 0) & (z <= q) & (before + size <= width) & (wrong == 0)
-    tl.store(marks + row, 1, legal == 0)
+    tl.store(marks + row, 0, legal == 0)
     at = lists + 8 * this
     store_list(at, tl.where(legal, k, 0), tl.where(legal, number, 0), low, low_bytes, tl.where(legal, size, 0), before)
     tl.store(at + 1, tl.load(where + 3 * this + 2))
@@ -270,7 +270,7 @@ def _bound(
     count = tl.load(counts + this * SIZE + group, group < G, 0).to(tl.int64)
     size = lay_cells(groups + 4 * G * this, count, group, below, lower, upper, share, R, G)
     _k, _first, _number, _low, _low_bytes, coded, before = code_of(lists, this)
-    tl.store(marks + row, 1, before + coded + size > tl.load(where + 3 * this + 1))
+    tl.store(marks + row, 0, before + coded + size > tl.load(where + 3 * this + 1))
 
 
 @triton.jit(do_not_specialize=["stride", "b", "plane", "step"])
@@ -345,9 +345,9 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     )
     keys, zs, where = torch.empty_like(index), torch.empty_like(total), (many.table, tiles, heads)
     launch(
-        _look, (len(tiles),), *where, shapes, total, sent, drawn, keys, marks.words, step_word(step, device), TILE=TILE
+        _look, (len(tiles),), *where, shapes, total, sent, drawn, keys, marks.clean, step_word(step, device), TILE=TILE
     )
-    edges = cut_rows(keys, shapes, marks.words, q, zero_edge=True, zs=zs)
+    edges = cut_rows(keys, shapes, marks.clean, q, zero_edge=True, zs=zs)
     cells = torch.empty(N, dtype=torch.int32, device=device)
     launch(_encode, (len(tiles),), *where, total, sent, edges, cells, q, T * q, BITS=code_bits(q), TILE=TILE)
     means, ends = add_buckets(cells, many, q, None, sent)
@@ -389,25 +389,25 @@ def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPl
     (listed,), (sides, share), size, plane = layout.more, constants_of(many, code), lanes_of_groups(G), layout.plane
     lists, groups = many.table.new_empty(W, T, 8), many.table.new_empty(W, T, G, 4)
     how = {"GROUP_BITS": code.bits}
-    launch(_open, (T, W), many.table, layout.where, lists, rows, marks.words, rows.stride(0), q, CODE=code.number, **how,
+    launch(_open, (T, W), many.table, layout.where, lists, rows, marks.clean, rows.stride(0), q, CODE=code.number, **how,
            SIZE=power_of_two(q))  # fmt: skip
-    index = read_tables(rows, many, lists, plane, layout.read, layout.spans, marks.words, each=True)
+    index = read_tables(rows, many, lists, plane, layout.read, layout.spans, marks.clean, each=True)
     counts = torch.zeros(W, T, size, dtype=torch.int32, device=many.device)
     grid = len(listed), W
     launch(
-        _tally, grid, listed, lists, rows, counts, marks.words, rows.stride(0), T, q, G=G, **how, SIZE=size, TILE=TILE
+        _tally, grid, listed, lists, rows, counts, marks.clean, rows.stride(0), T, q, G=G, **how, SIZE=size, TILE=TILE
     )
-    launch(_bound, (T, W), many.table, layout.where, lists, sides, counts, share, rows, groups, marks.words, rows.stride(0), q,
+    launch(_bound, (T, W), many.table, layout.where, lists, sides, counts, share, rows, groups, marks.clean, rows.stride(0), q,
            code.rows, G=G, SIZE=size)  # fmt: skip
     values = torch.empty(W, plane, device=many.device)
-    launch(_decode, grid, many.table, listed, layout.where, lists, sides, groups, index, rows, values, marks.words,
+    launch(_decode, grid, many.table, listed, layout.where, lists, sides, groups, index, rows, values, marks.clean,
            rows.stride(0), T, plane, q, code.rows, step_word(places.step, many.device), G=G, **how, TILE=TILE)  # fmt: skip
     lists[:, :, 7] = 4 * lists[:, :, 1]  # now of values
     numbers, steps = values.view(torch.uint8), max(many.sizes).bit_length()
     for first in range(0, W, AT_ONCE):
         part = slice(first, first + AT_ONCE)
         sum_tables(numbers[part], many, lists[part], index[part], steps, weight, marks, False, each=True, add=first > 0)
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def _there(places: MinMaxPlaces, many: Many) -> PlacesThere:

@@ -1,7 +1,7 @@
 """Buckets between quantiles as Triton kernels, for the tensors of a bucket.
 
 Quantiles are read from the sorted numbers of all rows. A mean is a sum of its bucket's numbers in their order: they are sorted
-by their buckets, which keeps that order, and a thread adds up those of a bucket; in what order programs run changes nothing.
+by their buckets, which keeps that order, and a program adds up those of a bucket; in what order programs run changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from grace.kernels.triton import (
     word_of,
 )
 
-_CHAINS = 4  # buckets of a program that adds up
+_LANES = 1024  # numbers that are added side by side
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _cut(keys, shapes, marks, edges, zs, q, ZERO_EDGE: tl.constexpr, TELLS: tl.c
     if ZERO_EDGE:
         negative = reaching(keys + head, row << 32, seen, 0, 0)
         z = tl.minimum(tl.maximum((2 * q * negative + seen) // tl.maximum(2 * seen, 1), 1), q - 1)
-        below, above = tl.load(marks + 3 * row + 1) != 0, tl.load(marks + 3 * row + 2) != 0
+        below, above = tl.load(marks + 3 * row + 1) == 0, tl.load(marks + 3 * row + 2) == 0
         edge = tl.where((j == z) & below & above, 0.0, edge)
         if TELLS:
             tl.store(zs + row, tl.where(below & above, z, tl.where(below, q, 0)).to(tl.int32))
@@ -148,34 +148,61 @@ def _encode(
 
 
 @triton.jit
+def slack(size, count, LANES: tl.constexpr):
+    """float64: how far two sums of ``count`` numbers in float64, whose magnitudes add up to ``size``, may be apart: one number
+    after the other, and LANES side by side. Each sum rounds by at most 2**-53 of size for each addition on a number's way.
+    """
+    return size * (1.01 * count.to(tl.float64) + 2 * LANES) * 1.1102230246251565e-16
+
+
+@triton.jit
+def _summand_at(table, row, like, head, i, inside, HELD: tl.constexpr, LISTED: tl.constexpr, EVEN: tl.constexpr):
+    """float64: number i of all rows, of which the row's begin at ``head``; see :func:`_add`."""
+    if LISTED:
+        p = load_number(like, i, inside)
+    else:
+        p = _number_at(table, row, like, i - head, inside, HELD, EVEN)
+    return p.to(tl.float64)
+
+
+@triton.jit
 def _add(
     table, programs, heads, like, ends, order, wire, means, q,
-    HELD: tl.constexpr, LISTED: tl.constexpr, EVEN: tl.constexpr, CHAINS: tl.constexpr,
+    HELD: tl.constexpr, LISTED: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The means of buckets, into the wires and into ``means [rows, q]``. ``order``: the numbers of all rows, those of a bucket
+    """The mean of a bucket, into the wire and into ``means [rows, q]``. ``order``: the numbers of all rows, those of a bucket
     side by side; ``ends``: how many there are before each bucket. LISTED: these are numbers in ``like`` itself, side by side,
     and no wires are written.
+
+    The mean is that of the sum in the order of the numbers. LANES at a time make another, and all orders agree within a
+    bound: where the mean is the same at both of its ends it is the one, else the numbers are added again, in order.
     """
-    row, tile = tile_of(programs)
+    row, bucket = tile_of(programs)
     head = tl.load(heads + row)
-    bucket = tile * CHAINS + tl.arange(0, CHAINS)
-    inside = bucket < q
-    begin = tl.load(ends + row * q + bucket, inside, 0)
-    count = tl.load(ends + row * q + bucket + 1, inside, 0) - begin
-    total = tl.zeros((CHAINS,), tl.float64)
-    for t in tl.range(0, tl.max(count, 0).to(tl.int32), loop_unroll_factor=16):  # so that as many loads are under way
-        there = t < count
-        i = tl.load(order + begin + t, there, head)
-        if LISTED:
-            p = load_number(like, i, there)
-        else:
-            p = _number_at(table, row, like, i - head, there, HELD, EVEN)
-        total += p.to(tl.float64)
-    mean = (total / tl.maximum(count, 1).to(tl.float64)).to(tl.float32)
+    begin = tl.load(ends + row * q + bucket)
+    count = (tl.load(ends + row * q + bucket + 1) - begin).to(tl.int32)
+    lane, first = tl.arange(0, LANES), tl.arange(0, 1)
+    sums, sizes = tl.zeros((LANES,), tl.float64), tl.zeros((LANES,), tl.float64)
+    for t in tl.range(0, count, LANES, loop_unroll_factor=4):  # so that as many loads are under way
+        there = t + lane < count
+        i = tl.load(order + begin + t + lane, there, head)
+        p = _summand_at(table, row, like, head, i, there, HELD, LISTED, EVEN)
+        sums += p
+        sizes += tl.abs(p)
+    total, size = tl.sum(sums, 0), tl.sum(sizes, 0)
+    n = tl.maximum(count, 1).to(tl.float64)
+    apart = slack(size, count, LANES)
+    sure = ((total - apart) / n).to(tl.float32) == ((total + apart) / n).to(tl.float32)
+    sure = sure | ~(size < float("inf"))  # what is not finite is not in any order
+    chain = tl.zeros((1,), tl.float64)
+    for t in tl.range(0, tl.where(sure, 0, count), loop_unroll_factor=16):
+        i = tl.load(order + begin + t + first)
+        chain += _summand_at(table, row, like, head, i, i >= 0, HELD, LISTED, EVEN)
+    mean = (tl.where(sure, total, chain) / n).to(tl.float32)
     if LISTED == 0:
         place, _n = wire_of(table, row)
-        store_float(wire + place + 4 * bucket, mean, inside)
-    tl.store(means + row * q + bucket, mean, inside)
+        store_float(wire + place + 4 * (bucket + first), mean, first == 0)
+    tl.store(means + row * q + bucket + first, mean)
 
 
 @triton.jit
@@ -218,8 +245,8 @@ def cut_rows(
     keys: Tensor, shapes: Tensor, marks: Tensor, q: int, *, zero_edge: bool, zs: Tensor | None = None
 ) -> Tensor:
     """float32 ``[rows, 2**bits]``: the edges of rows, of ``keys`` int64, in any order, of the numbers that are seen, and of
-    what comes behind. ``shapes [rows, 2]``: how many of each row are seen, and of all rows before it. ``marks [rows, 3]``: the
-    second and the third say whether it has negative numbers, and others. ``zs``: as :func:`_cut` has them.
+    what comes behind. ``shapes [rows, 2]``: how many of each row are seen, and of all rows before it. ``marks [3 rows]``: the
+    second and the third of each say whether it has negative numbers, and others. ``zs``: as :func:`_cut` has them.
     """
     size = 1 << code_bits(q)
     edges = torch.empty(len(shapes), size, device=keys.device)
@@ -238,14 +265,11 @@ def add_buckets(
     rows = len(many)
     ascending, order = torch.sort(cells, stable=True)
     every = many.numbers(("every", q), lambda: range(rows * q + 1), torch.int32)
-    owned, means = (
-        many.pairs(("buckets", q), lambda: [-(-q // _CHAINS)] * rows),
-        torch.empty(rows, q, device=many.device),
-    )
+    owned, means = many.pairs(("buckets", q), lambda: [q] * rows), torch.empty(rows, q, device=many.device)
     ends = torch.searchsorted(ascending, every)
     launch(_add, (len(owned),), many.table, owned, many.heads(1), many.like if listed is None else listed, ends, order,
-           message, means, q, HELD=many.rests is not None, LISTED=listed is not None, EVEN=many.even, CHAINS=_CHAINS,
-           num_warps=1)  # fmt: skip
+           message, means, q, HELD=many.rests is not None, LISTED=listed is not None, EVEN=many.even,
+           LANES=_LANES)  # fmt: skip
     return means, ends
 
 
@@ -255,10 +279,10 @@ def encode_quantiles_many(
     device, tiles, heads, held = many.device, many.tiles(TILE), many.heads(1), many.rests is not None
     bits, shapes, marks = code_bits(q), many.kept(seen), Marks(message, 3 * len(many))
     keys = torch.empty(sum(seen), dtype=torch.int64, device=device)
-    launch(_look, (len(tiles),), many.table, tiles, many.like, marks.words, shapes, keys, EVEN=many.even,
+    launch(_look, (len(tiles),), many.table, tiles, many.like, marks.clean, shapes, keys, EVEN=many.even,
            HAS_MEMORY=many.memories is not None, HAS_REST=held, TILE=TILE)  # fmt: skip
     _sample_rows(keys, many, seen, shapes, step)
-    edges = cut_rows(keys, shapes, marks.words, q, zero_edge=zero_edge)
+    edges = cut_rows(keys, shapes, marks.clean, q, zero_edge=zero_edge)
     cells = torch.empty(sum(many.sizes), dtype=torch.int32, device=device)
     launch(_encode, (len(tiles),), many.table, tiles, heads, many.like, edges, message, cells, q, BITS=bits, HELD=held,
            EVEN=many.even, G=TILE // 8)  # fmt: skip
@@ -266,7 +290,7 @@ def encode_quantiles_many(
     if held:
         launch(_drop, (len(tiles),), many.table, tiles, heads, cells, means, LARGEST=torch.finfo(torch.float32).max,
                EVEN=many.even, TILE=TILE)  # fmt: skip
-    return many.all_of(marks.words.view(-1, 3)[:, 0].contiguous())
+    return many.all_of(marks.clean.view(-1, 3)[:, 0].contiguous())
 
 
 def _sample_rows(keys: Tensor, many: Many, seen: tuple[int, ...], shapes: Tensor, step: int) -> None:

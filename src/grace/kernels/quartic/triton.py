@@ -171,7 +171,7 @@ def _measure(table, programs, where, widths, wires, counts, marks, stride, b, TI
     row, base, _L, count, _code, length = _lengths(table, programs, where, widths, wires, stride, b, TILE)
     scale = load_float(base, count >= 0)
     fine = (count_at(base + 4) == count) & (scale >= 0) & (scale < float("inf"))
-    tl.store(marks + row, 1, fine == 0)
+    tl.store(marks + row, 0, fine == 0)
     this = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     tl.store(counts + this, tl.sum(length, 0))
 
@@ -186,7 +186,7 @@ def _lengthen(
     row, _base, L, _count, code, length = _lengths(table, programs, where, widths, wires, stride, b, TILE)
     other = tl.program_id(1).to(tl.int64)
     this = other * tl.num_programs(0) + tl.program_id(0)
-    tl.store(marks + row, 1, tl.load(total + other * b + row) != L)
+    tl.store(marks + row, 0, tl.load(total + other * b + row) != L)
     o = tl.load(begins + this) + tl.cumsum(length, 0) - length
     keep = (length > 0) & (code <= 242) & (o >= 0) & (o < L)
     tl.store(digits + other * plane + tl.load(heads + row) + o, code.to(tl.uint8), keep)
@@ -295,22 +295,22 @@ def sum_quartic_many(rows: Tensor, many: Many, code: QuarticCode, places: Quarti
     layout, marks, heads = _QuarticPlacesThere.of(places, many), Marks(rows, len(many)), many.heads(_FIVE)
     (W, _), T, plane = rows.shape, len(many), sum(many.counts(_FIVE))
     grid = len(layout.read), W
-    counts = marks.words.new_empty(W, len(layout.read))
+    counts = torch.empty(W, len(layout.read), dtype=torch.int32, device=rows.device)
     read = layout.where, layout.widths, rows
-    launch(_measure, grid, many.table, layout.read, *read, counts, marks.words, rows.stride(0), T, TILE=TILE)
+    launch(_measure, grid, many.table, layout.read, *read, counts, marks.clean, rows.stride(0), T, TILE=TILE)
     begins, total = scan(counts, layout.spans)
     digits = torch.full((W, plane), _ZEROS, dtype=torch.uint8, device=many.device)
-    launch(_lengthen, grid, many.table, layout.read, heads, *read, begins, total, digits, marks.words, rows.stride(0), T,
+    launch(_lengthen, grid, many.table, layout.read, heads, *read, begins, total, digits, marks.clean, rows.stride(0), T,
            plane, TILE=TILE)  # fmt: skip
     _add_up(rows, many, layout.where, digits, marks, weight, placed=False)
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def _add_up(
     rows: Tensor, many: Many, where: Tensor | None, digits: Tensor | None, marks: Marks, weight: float, *, placed: bool
 ) -> None:
     tiles, plane = many.tiles(TILE), 0 if digits is None else digits.shape[1]
-    launch(_sum, (len(tiles),), many.table, tiles, many.heads(_FIVE), where, many.like, rows, digits, marks.words, len(rows),
+    launch(_sum, (len(tiles),), many.table, tiles, many.heads(_FIVE), where, many.like, rows, digits, marks.clean, len(rows),
            rows.stride(0), plane, weight, PLACED=placed, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
@@ -321,4 +321,4 @@ def encode_ternary_many(message: Tensor, many: Many, s: float) -> Tensor:
 def sum_ternary_many(rows: Tensor, many: Many, weight: float) -> Tensor:
     marks = Marks(rows, len(many))
     _add_up(rows, many, None, None, marks, weight, placed=True)
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)

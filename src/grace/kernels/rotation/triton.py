@@ -190,7 +190,7 @@ def rotate_norms(
 ) -> tuple[Tensor, Flag]:
     check_rows(rows=rows, memory=memory, out=out)
     bad = Marks(rows)
-    turn(rows, memory, out, block, 1, rng, bad=bad.words)
+    turn(rows, memory, out, block, 1, rng, bad=bad.clean)
     return euclidean_norm(out, None, block), bad.unset()
 
 
@@ -206,7 +206,7 @@ def encode_rotated(
     check_rows(rows=rows, memory=memory, rest=rest)
     (b, n), bad = rows.shape, Marks(rows)
     y = torch.empty_like(rows, dtype=torch.float32)
-    turn(rows, memory, y, block, 1, rng, bad=bad.words)
+    turn(rows, memory, y, block, 1, rng, bad=bad.clean)
     rms = _standard(euclidean_norm(y, None, block), block_roots(n, block, rows))
     pieces = block_count(min(block, max(1, n)), _PIECE)
     grid = block_count(rms.shape[1] * pieces, _ROWS), b
@@ -253,8 +253,8 @@ def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: fl
 
 def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
     marks = Marks(many.table, len(many))
-    turn_many(many, into, block, 1, salt, step, SET, marks.words)
-    return many.all_of(marks.words)
+    turn_many(many, into, block, 1, salt, step, SET, marks.clean)
+    return many.all_of(marks.clean)
 
 
 def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:

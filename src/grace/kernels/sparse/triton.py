@@ -207,7 +207,7 @@ def sum_topk(
         for run in even_runs(wires[first : first + AT_ONCE], b, at + layout(n, k, code).size):
             index = read_lists(run, at, n, k, code)
             launch(
-                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, b, run.count,
+                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.clean, b, run.count,
                 b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, ADD=add,
                 NARROW=narrow, **coding(None), **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
@@ -224,7 +224,7 @@ def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow:
     for part in parts:
         dense = part.code == DENSE
         k, index = (n, None) if dense else (part.k, _places(part, n))
-        launch(_add_part, (block_count(k, TILE),), part.wire[part.values :], index, out, marks.words, n, k, weight,
+        launch(_add_part, (block_count(k, TILE),), part.wire[part.values :], index, out, marks.clean, n, k, weight,
                NARROW=narrow, LISTED=not dense, TILE=TILE)  # fmt: skip
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
 
@@ -312,11 +312,11 @@ def write_tables(
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
     table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
     for part in rows.split(AT_ONCE):
-        index = table.read(part, many, marks.words)
+        index = table.read(part, many, marks.clean)
         sum_tables(part, many, table.lists, index, table.steps, weight, marks, pairs.narrow, each=False, add=add,
                    grid=pairs.grid)  # fmt: skip
         add = True
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def sum_tables(
@@ -330,7 +330,7 @@ def sum_tables(
     """
     tiles, W = many.tiles(_OWNED), len(rows)
     plane = index.shape[1] if plane is None else plane
-    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.words, len(many), W,
+    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
            plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
            NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
@@ -357,7 +357,7 @@ def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceList
     table, marks = ListTable.of(many, lists), Marks(message, len(many))
     wires = message.view(torch.uint8)[None]
     sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def _grid(grid: ScaledCodes | None) -> dict[str, int]:

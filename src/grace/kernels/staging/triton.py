@@ -186,26 +186,26 @@ def clear_many(flags: Tensor, many: Many) -> None:
 
 def finite_many(flags: Tensor, many: Many) -> Tensor:
     tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_look, (len(tiles),), many.table, tiles, marks.words, EVEN=many.even, TILE=TILE)
-    return flags & many.all_of(marks.words)
+    launch(_look, (len(tiles),), many.table, tiles, marks.clean, EVEN=many.even, TILE=TILE)
+    return flags & many.all_of(marks.clean)
 
 
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
     tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_narrow, (len(tiles),), many.table, tiles, many.like, rooms.table, marks.words,
+    launch(_narrow, (len(tiles),), many.table, tiles, many.like, rooms.table, marks.clean,
            HAS_REST=many.rests is not None, EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
-    return flags & many.all_of(marks.words)
+    return flags & many.all_of(marks.clean)
 
 
 def round_many(message: Tensor, many: Many, rounded: Many, weight: float) -> Tensor:
     tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_round, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.words, weight,
+    launch(_round, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.clean, weight,
            EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def widen_many(message: Tensor, rounded: Many, many: Many) -> Tensor:
     tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_widen, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.words,
+    launch(_widen, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.clean,
            EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)

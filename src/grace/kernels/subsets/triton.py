@@ -264,20 +264,20 @@ class Subsets:
             message.zero_()
         launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
                HAS_REST=many.rests is not None, LISTED=self._before is None, TILE=TILE)  # fmt: skip
-        return marks.words == 0
+        return marks.clean
 
     def put(self, message: Tensor, weight: Sequence[float], into: Many) -> Tensor:
         """As :func:`grace.kernels.subsets.put_subsets_many`."""
         marks = Marks(message, len(self._many))
         launch(_put_drawn, *self._arguments(into, message, marks, weight), EVEN=into.even, LISTED=self._before is None,
                TILE=TILE)  # fmt: skip
-        return marks.words == 0
+        return marks.clean
 
     def _arguments(self, of: Many, message: Tensor, marks: Marks, factors: Sequence[float]) -> tuple[object, ...]:
         many, tiles = self._many, self._many.tiles(TILE)
         factors = tuple(factors)
         return (
-            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.words, self.index,
+            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.clean, self.index,
             self._words, self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
         )  # fmt: skip
 

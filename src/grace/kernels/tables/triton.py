@@ -151,10 +151,10 @@ def decode_entries_many(sums: Tensor, many: Many, chunks: Chunks, bounds: Tensor
     )
     share = _shares(tuple(range(most + 1)), most, many.device)
     launch(_decode, (len(tiles),), many.table, tiles, many.heads(clip), _sums_begin(many, chunks), sums, many.like,
-           marks.words, bounds, share, chunks.world, sums.stride(0), most, SUM_BITS=chunks.bits, LOG=block.bit_length() - 1,
+           marks.clean, bounds, share, chunks.world, sums.stride(0), most, SUM_BITS=chunks.bits, LOG=block.bit_length() - 1,
            EVEN=many.even, TILE=TILE)  # fmt: skip
     rotate_back_many(sums, many, many, block, 0, step)
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)
 
 
 def _sums_begin(many: Many, chunks: Chunks) -> Tensor:

@@ -249,10 +249,10 @@ def write_tagged_many(message: Tensor, many: Many, code: TaggedCode, chosen: Cho
 
 def sum_tagged_many(rows: Tensor, many: Many, code: TaggedCode, places: TaggedPlaces, weight: float) -> Tensor:
     layout, marks, tiles, W = _TaggedPlacesThere.of(places, many), Marks(rows, len(many)), many.tiles(TILE), len(rows)
-    counts, relative = marks.words.new_empty(3 * W, len(tiles)), int(code.relative)
+    counts, relative = torch.empty(3 * W, len(tiles), dtype=torch.int32, device=rows.device), int(code.relative)
     launch(_count, (len(tiles), W), many.table, tiles, layout.where, rows, counts, rows.stride(0), RELATIVE=relative,
            TILE=TILE)  # fmt: skip
     begins, total = scan(counts, _spans(many))
-    launch(_sum, (len(tiles),), many.table, tiles, layout.where, layout.widths, many.like, rows, begins, total, marks.words, W,
+    launch(_sum, (len(tiles),), many.table, tiles, layout.where, layout.widths, many.like, rows, begins, total, marks.clean, W,
            rows.stride(0), len(many), weight, P=code.p, RELATIVE=relative, EVEN=many.even, TILE=TILE)  # fmt: skip
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)

@@ -19,7 +19,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.capturing import capturing
-from grace.flags.finite import on_host
+from grace.flags.finite import Flag, on_host
 from grace.kernels.factors import (
     Factors,
     begins,
@@ -67,15 +67,22 @@ class DenseTensors:
             poison_many(finite, self._said)
             torch._foreach_zero_(list(self._sent.xs))
 
-    def results(self, message: Tensor, xs: Sequence[Tensor], means: Sequence[Tensor], *, keep: bool) -> dict[int, Any]:
+    def results(
+        self, message: Tensor, xs: Sequence[Tensor], means: Sequence[Tensor], *, keep: bool, checked: bool = False
+    ) -> dict[int, Any]:
         """The results of these, of all tensors ``xs`` of any shapes, by their numbers: as the network summed them, unless the
-        rests are wanted.
+        rests are wanted. ``checked``: whether these say what is finite, too.
         """
-        if not keep:
-            parts = ((i, message[self._places[i] : self._places[i + 1]]) for i in self.at)
-            return {i: Exchanged(part.view(xs[i].shape), None, None) for i, part in parts}
         if not self.at:
             return {}
+        if not keep:
+            parts = [message[self._places[i] : self._places[i + 1]].view(xs[i].shape) for i in self.at]
+            flags: Sequence[Flag] = [True] * len(parts)
+            if checked:
+                there = torch.ones(len(parts), dtype=torch.bool, device=message.device)
+                flags = finite_many(there, self._said).unbind(0)
+            each = zip(self.at, parts, flags, strict=True)
+            return {i: Exchanged(part, None, None, flag) for i, part, flag in each}
         finite = widen_many(message, self._said, self._means)
         poison_many(finite, self._means)
         return {i: Exchanged(means[i], xs[i], None, flag) for i, flag in zip(self.at, finite.unbind(0), strict=True)}

@@ -59,12 +59,13 @@ def unit(factor: Tensor) -> Tensor:
     return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
 
 
-def bound_rows(factor: Tensor) -> tuple[Tensor, float]:
+def bound_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
     """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
-    what it was divided by.
+    what it was divided by, float64 of no dimension. Nobody asks the host.
     """
-    scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
-    return (factor * (1 / scale)).float(), scale
+    scale = sum_by_halves(factor.square()).max().sqrt() * math.sqrt(factor.shape[1])
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (factor * scale.reciprocal()).float(), scale
 
 
 class LowRank(Method[S]):

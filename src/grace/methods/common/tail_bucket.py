@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from grace.kernels import Many, tail_sums_many, tops_many
-from grace.methods.common.tails import ALL, LEAST, moments, pareto_quantile_of
+from grace.methods.common.tails import (
+    ALL,
+    LEAST,
+    GammaFit,
+    gamma_quantiles,
+    log_moments,
+    moments,
+    pareto_quantile_of,
+)
 
 
 def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
@@ -34,18 +43,16 @@ def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tup
     return torch.where(usable, eta, 1.0), usable
 
 
-def pareto_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
-    """As :func:`exponential_thresholds`, for generalized Pareto distributions. The host, which computes powers, asks for the
-    means and variances of all tensors in one question for each stage, and before all but the first in another for how many
-    numbers are left.
+def fitted_thresholds(
+    many: Many, shares: Sequence[Sequence[float]], dist: Literal["gpareto", "gamma"]
+) -> tuple[Tensor, Tensor]:
+    """As :func:`exponential_thresholds`, for generalized Pareto distributions, or gamma distributions first. The host, which
+    computes powers, asks for the moments of all tensors in one question for each stage, and before all but the first in
+    another for how many numbers are left; so it does before the first where gamma distributions are fitted to tensors with
+    zeros.
     """
     rows = [_magnitudes(many, t) for t in range(len(many))]
-    told = _ask([(*_top(row), *moments(row)) for row in rows])
-    eta = {
-        t: pareto_quantile_of(mu, variance, shares[t][0])
-        for t, (top, _, mu, variance) in enumerate(told)
-        if 0 < top < math.inf
-    }
+    below, eta = (_fit_pareto if dist == "gpareto" else _fit_gamma)(rows, [each[0] for each in shares])
     live = list(eta)
     for stage in range(1, max(map(len, shares))):
         live = [t for t in live if stage < len(shares[t])]
@@ -55,11 +62,35 @@ def pareto_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tuple[Te
         told_of = _ask([moments(_above(rows[t], eta[t], count).double() - eta[t]) for t, count in some])
         for t, (mu, variance) in zip(live, told_of, strict=True):
             eta[t] += pareto_quantile_of(mu, variance, shares[t][stage])
-    below = [limit for _, limit, _, _ in told]
     thresholds = [max(min(eta[t], below[t]), LEAST) if t in eta else 1.0 for t in range(len(rows))]
     both = torch.tensor([thresholds, [float(t in eta) for t in range(len(rows))]], dtype=torch.float64)
     found, usable = both.to(many.device, non_blocking=True)
     return found, usable != 0
+
+
+def _fit_pareto(rows: Sequence[Tensor], shares: Sequence[float]) -> tuple[list[float], dict[int, float]]:
+    """What thresholds of ``rows [n]`` are at most, and the thresholds of the first stage, where there is any."""
+    told = _ask([(*_top(row), *moments(row)) for row in rows])
+    eta = {
+        t: pareto_quantile_of(mu, variance, shares[t])
+        for t, (top, _, mu, variance) in enumerate(told)
+        if 0 < top < math.inf
+    }
+    return [limit for _, limit, _, _ in told], eta
+
+
+def _fit_gamma(rows: Sequence[Tensor], shares: Sequence[float]) -> tuple[list[float], dict[int, float]]:
+    """As :func:`_fit_pareto`. Moments are asked for together with how many numbers are not zero; and again of those, if they
+    are not all.
+    """
+    told = _ask([(*_top(row), (row > 0).sum().double(), *log_moments(row)) for row in rows])
+    counts = {t: int(count) for t, (top, _, count, _, _) in enumerate(told) if 0 < top < math.inf}
+    means = {t: told[t][3:] for t in counts}
+    some = [t for t, count in counts.items() if count < len(rows[t])]
+    again = _ask([log_moments(_above(rows[t], 0.0, counts[t])) for t in some])
+    means.update(zip(some, again, strict=True))
+    fits = [GammaFit.of(means[t][0], means[t][1], shares[t], len(rows[t]), count) for t, count in counts.items()]
+    return [each[1] for each in told], dict(zip(counts, gamma_quantiles(fits), strict=True))
 
 
 def _top(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -97,11 +99,6 @@ def most_stages(ratio: float, first_ratio: float) -> int:
     return 1 if ratio >= first_ratio else max(1, math.ceil(math.log(ratio) / math.log(0.5)))
 
 
-def exponential_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of an exponential distribution with a's mean exceeds; a is ``[n]``."""
-    return -float(a.mean(dtype=torch.float64)) * math.log(share)
-
-
 def pareto_quantile(a: Tensor, share: float) -> float:
     """What ``share`` of a generalized Pareto distribution with a's mean and variance exceeds; a is ``[n]``."""
     mean, variance = moments(a)
@@ -126,31 +123,70 @@ def pareto_quantile_of(mu: float, variance: float, share: float) -> float:
 
 def gamma_quantile(a: Tensor, share: float) -> float:
     """What ``share`` of the numbers exceed if those that are not zero follow a gamma distribution; a is ``[n]``."""
-    share *= a.numel()
-    a = a[a > 0].double()
-    share /= a.numel()
-    mu = float(a.mean())
-    s = math.log(mu) - float(a.log().mean())
-    if s <= 1e-12 or share >= 1:  # all equal, or all of them
-        return exponential_quantile(a, min(share, 1.0))
-    shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
-    return mu / shape * inverse_gamma_tail(shape, share)
+    some = a[a > 0]
+    mean, log_mean = log_moments(some)
+    return gamma_quantiles([GammaFit.of(float(mean), float(log_mean), share, a.numel(), some.numel())])[0]
 
 
-def inverse_gamma_tail(shape: float, share: float) -> float:
-    """The y with ``Q(shape, y) = share``, by bisection; Q is the regularized upper incomplete gamma function."""
-    order = torch.tensor(shape, dtype=torch.float64)
+def log_moments(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the mean of the logarithms of ``a [n]``, float64 of no dimension."""
+    a = a.double()
+    return a.mean(), a.log().mean()
 
-    def tail(y: float) -> float:
-        return float(torch.special.gammaincc(order, torch.tensor(y, dtype=torch.float64)))
 
-    low, high = 0.0, max(1.0, shape)
-    while tail(high) > share:
-        low, high = high, 2 * high
+class GammaFit(NamedTuple):
+    """A gamma distribution's mean, and the difference s between its logarithm and the mean of logarithms; and the share of
+    its numbers that is to be exceeded, which may be more than all.
+    """
+
+    mean: float
+    s: float
+    share: float
+
+    @classmethod
+    def of(cls, mean: float, log_mean: float, share: float, n: int, count: int) -> GammaFit:
+        """What is fitted to the ``count`` of n numbers that are not zero, of which the moments are; ``share`` is of all n."""
+        return cls(mean, math.log(mean) - log_mean, share * n / count)
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether all numbers are equal, or all of them are to exceed the quantile."""
+        return self.s <= 1e-12 or self.share >= 1
+
+
+def gamma_quantiles(fits: Sequence[GammaFit]) -> list[float]:
+    """What the share of each of these exceeds."""
+    shapes = {
+        t: (3 - fit.s + math.sqrt((fit.s - 3) ** 2 + 24 * fit.s)) / (12 * fit.s)
+        for t, fit in enumerate(fits)
+        if not fit.degenerate
+    }
+    tails = inverse_gamma_tails(list(shapes.values()), [fits[t].share for t in shapes])
+    quantiles = [-fit.mean * math.log(min(fit.share, 1.0)) for fit in fits]  # of exponential distributions
+    for (t, shape), tail in zip(shapes.items(), tails, strict=True):
+        quantiles[t] = fits[t].mean / shape * tail
+    return quantiles
+
+
+def inverse_gamma_tails(shapes: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """For each the y with ``Q(shape, y) = share``, by bisection; Q is the regularized upper incomplete gamma function."""
+    orders, wanted = np.array(shapes, dtype=np.float64), np.array(shares, dtype=np.float64)
+    order = torch.from_numpy(orders)
+    out = np.empty_like(orders)
+
+    def tails(y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        torch.special.gammaincc(order, torch.from_numpy(y), out=torch.from_numpy(out))
+        return out
+
+    low, high = np.zeros_like(orders), np.maximum(1.0, orders)
+    while (beyond := tails(high) > wanted).any():
+        low, high = np.where(beyond, high, low), np.where(beyond, 2 * high, high)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if tail(middle) > share else (low, middle)
-    return high
+        beyond = tails(middle) > wanted
+        low, high = np.where(beyond, middle, low), np.where(beyond, high, middle)
+    answers: list[float] = high.tolist()
+    return answers
 
 
 QUANTILES = {"gpareto": pareto_quantile, "gamma": gamma_quantile}

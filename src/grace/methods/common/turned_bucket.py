@@ -31,39 +31,102 @@ from grace.kernels.factors import (
     split_low_rank_many,
 )
 from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import finite_many
+from grace.kernels.staging import finite_many, round_many, widen_many
 from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
 from grace.methods.common.matrices import Sides, is_plain
 from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
+
+
+class Tails:
+    """What follows the matrices in their tensors, and travels as it is behind their factors.
+
+    Args:
+        ends: how many numbers precede the tail of each tensor. sides: likewise, in the message. sizes: numbers of each tensor.
+    """
+
+    def __init__(self, ends: Sequence[int], sides: Sequence[int], sizes: Sequence[int], device: torch.device):
+        self._at = [(t, end, side) for t, (end, side, n) in enumerate(zip(ends, sides, sizes, strict=True)) if end < n]
+        tails = [sizes[t] - end for t, end, _ in self._at]
+        self._sent, self._said, self._means = (Many(tails, (), (), device) for _ in range(3))
+
+    def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
+        """From now on these are the tensors, rooms for their means, and their parts of the message, all ``[1, n]``."""
+        there = self._sent.point([xs[t][:, end:] for t, end, _ in self._at])
+        there = there and self._means.point([means[t][:, end:] for t, end, _ in self._at])
+        return there and self._said.point([parts[t][:, side:] for t, _, side in self._at])
+
+    def put(self, message: Tensor, *, keep: bool) -> None:
+        """Puts them into the message ``[s]``; if the rests are wanted, nothing is left."""
+        round_many(message, self._sent, self._said, 1.0)
+        if keep:
+            torch._foreach_zero_(list(self._sent.xs))
+
+    def take(self, message: Tensor) -> None:
+        """Sets the means to what the message ``[s]`` says."""
+        widen_many(message, self._said, self._means)
 
 
 class Kind:
     """The matrices whose factors have the same side, all of m or all of l rows.
 
     Args:
-        at: which of all tensors they are. sides: m, l and r of each. turned: whether their factors have l rows. narrow:
-            whether they are narrower than float32.
+        at: which of all tensors they are. sides: m, l and r of each. sizes: numbers of each tensor, which may go on behind the
+            matrix. turned: whether their factors have l rows. narrow: whether they are narrower than float32.
 
     factors: of the matrices. spans: the same with s and the factor's side in the place of m and l: bases are its lefts.
+    tails: None if no tensor goes on. whole_xs, whole_means, whole_said: of the tensors with their tails.
     """
 
-    def __init__(self, at: Sequence[int], sides: Sequence[Sides], device: torch.device, *, turned: bool, narrow: bool):
+    def __init__(
+        self,
+        at: Sequence[int],
+        sides: Sequence[Sides],
+        sizes: Sequence[int],
+        device: torch.device,
+        *,
+        turned: bool,
+        narrow: bool,
+    ):
         self.at, self.turned = list(at), turned
         self.factors = Factors(sides, begins([r * m for m, _, r in sides])[:-1], device)
         spans = [(of[1 - turned], of[turned], of[2]) for of in sides]
         self.spans = Factors(spans, begins([r * s for s, _, r in spans])[:-1], device)
         numbers = [m * l for m, l, _ in sides]
         self.matrices, self.means = (Many(numbers, (), (), device) for _ in range(2))
-        self.said = Many([side * r for _, side, r in spans], (), (), device)
+        said = [side * r for _, side, r in spans]
+        self.said = Many(said, (), (), device)
+        self.tails = Tails(numbers, said, sizes, device) if list(sizes) != numbers else None
+        self.whole_xs, self.whole_means, self.whole_said = self.matrices, self.means, self.said
+        if self.tails is not None:
+            sent = [n - number + wire for n, number, wire in zip(sizes, numbers, said, strict=True)]
+            self.whole_xs, self.whole_means = (Many(sizes, (), (), device) for _ in range(2))
+            self.whole_said = Many(sent, (), (), device)
         self.olds = Many([s * r for s, _, r in spans], (), (), device)
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
-        self.narrow = NarrowMatrices(numbers, device) if narrow else None
+        self.narrow = NarrowMatrices(sizes, device) if narrow else None
         counts = torch.tensor([s * r for s, _, r in spans])
         roots = [math.sqrt(s) for s, _, _ in spans]
         self.up, self.down = (
             torch.tensor(scales).repeat_interleave(counts).to(device, non_blocking=True)
             for scales in (roots, [1 / root for root in roots])
         )
+
+    def point(
+        self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor], olds: Sequence[Tensor]
+    ) -> bool:
+        """From now on these are the tensors, rooms for their means, their parts of the message and what spans their bases, all
+        ``[1, n]``; see :meth:`Many.point`.
+        """
+        if self.tails is not None:
+            there = self.tails.point(xs, means, parts) and self.whole_xs.point(xs) and self.whole_means.point(means)
+            if not there or not self.whole_said.point(parts):
+                return False
+            xs, means, parts = (
+                [row[:, :n] for row, n in zip(rows, each.sizes, strict=True)]
+                for rows, each in ((xs, self.matrices), (means, self.means), (parts, self.said))
+            )
+        there = self.matrices.point(xs, None, means) and self.means.point(means)
+        return there and self.olds.point(olds) and self.said.point(parts)
 
     def pair(self, factors: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
         """Which of them ``[s]`` are the left ones, and which the right ones."""
@@ -76,7 +139,7 @@ class TurnedPlan:
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. turned: of each matrix, whether its
             factor is the one that has l rows. device: of all of them. narrow: whether they are narrower than float32, and all
-            are matrices.
+            are matrices. orthonormal: whether bases are not only spanned by what is given for them, but are that itself.
     """
 
     def __init__(
@@ -87,9 +150,14 @@ class TurnedPlan:
         device: torch.device,
         *,
         narrow: bool,
+        orthonormal: bool,
     ):
+        self.orthonormal = orthonormal
         ways = iter(turned)
-        sent = [size if of is None else of[2] * of[next(ways)] for of, size in zip(sides, sizes, strict=True)]
+        sent = [
+            size if of is None else of[2] * of[next(ways)] + size - of[0] * of[1]
+            for of, size in zip(sides, sizes, strict=True)
+        ]
         self.places, self.parts = begins(sent), Parts(tuple(range(len(sides))), tuple(sent))
         self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
         self.at = [i for i, of in enumerate(sides) if of is not None]
@@ -98,7 +166,8 @@ class TurnedPlan:
             at = [i for i, way in zip(self.at, turned, strict=True) if way is turn]
             if at:
                 shapes = [of for i, of in enumerate(sides) if of is not None and i in set(at)]
-                self.kinds.append(Kind(at, shapes, device, turned=turn, narrow=narrow))
+                numbers = [sizes[i] for i in at]
+                self.kinds.append(Kind(at, shapes, numbers, device, turned=turn, narrow=narrow))
 
 
 class TurnedBucket:
@@ -138,10 +207,8 @@ class TurnedBucket:
         for kind in self._plan.kinds:
             if kind.narrow is not None:
                 there = there and kind.narrow.point(rows_of(self._given, kind.at), rows_of(self._xs, kind.at))
-            own = rows_of(self._means, kind.at)
-            there = there and kind.matrices.point(rows_of(self._xs, kind.at), None, own) and kind.means.point(own)
-            there = there and kind.olds.point(rows_of([self._olds[i] for i in kind.at]))
-            there = there and kind.said.point([self._part(i)[None] for i in kind.at])
+            olds, parts = rows_of([self._olds[i] for i in kind.at]), [self._part(i)[None] for i in kind.at]
+            there = there and kind.point(rows_of(self._xs, kind.at), rows_of(self._means, kind.at), parts, olds)
         return there
 
     def sum_factors(self) -> Exchange[None]:
@@ -151,7 +218,8 @@ class TurnedBucket:
             if kind.narrow is not None:
                 kind.narrow.widen()
             gather_rows_many(wide, kind.olds, kind.spans, right=False)
-            orthonormalize_many(wide, wide, kind.spans)
+            if not plan.orthonormal:
+                orthonormalize_many(wide, wide, kind.spans)
             torch.mul(wide, kind.down, out=narrow)
             wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
             if kind.turned:
@@ -162,29 +230,36 @@ class TurnedBucket:
             if self._keep:
                 left, right = kind.pair(factors, wide)
                 add_low_rank_many(left, kind.matrices, kind.factors, right, -1.0)
-            poison_many(finite_many(kind.all, kind.matrices), kind.said)  # what is left of an inf or NaN is one
+            finite = finite_many(kind.all, kind.whole_xs)  # what is left of an inf or NaN is one
+            if kind.tails is not None:
+                kind.tails.put(message, keep=self._keep)
+            poison_many(finite, kind.whole_said)
         plan.dense.put(message, keep=self._keep)
         put_answer((yield AllReduce(message, "mean", donate=True, parts=plan.parts)), message)
 
-    def restore(self) -> tuple[list[Exchanged[None]], list[Tensor]]:
-        """The means and what is left of each tensor; and the mean factor of each matrix, of rows of r numbers."""
+    def restore(self, *, checked: bool = False) -> tuple[list[Exchanged[None]], list[Tensor]]:
+        """The means and what is left of each tensor; and the mean factor of each matrix, of rows of r numbers. ``checked``: as
+        for :meth:`DenseTensors.results`.
+        """
         plan, xs = self._plan, self._xs
-        results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep)
+        results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep, checked=checked)
         answers: dict[int, Tensor] = {}
         for kind, wide, _, factors in self._kinds():
-            finite = finite_many(kind.all, kind.said)
+            finite = finite_many(kind.all, kind.whole_said)
             gather_rows_many(factors, kind.said, kind.spans, right=True)
             left, right = kind.pair(factors, wide)
             split_low_rank_many(left, kind.matrices, kind.factors, None, right)
-            finite = finite_many(finite, kind.means)
+            if kind.tails is not None:
+                kind.tails.take(self._message)
+            finite = finite_many(finite, kind.whole_means)
             if kind.narrow is None:
-                poison_many(finite, kind.means)
+                poison_many(finite, kind.whole_means)
             else:
-                finite = kind.narrow.narrow(finite, kind.means)
+                finite = kind.narrow.narrow(finite, kind.whole_means)
             means = self._means if kind.narrow is None else self._given
             for i, (_, side, r), flag in zip(kind.at, kind.spans.sides, finite.unbind(0), strict=True):
                 results[i] = Exchanged(means[i], xs[i] if self._keep else None, None, flag)
-                answers[i] = self._part(i).view(side, r)
+                answers[i] = self._part(i)[: side * r].view(side, r)
         return [results[i] for i in range(len(xs))], [answers[i] for i in plan.at]
 
     def _kinds(self) -> Iterator[tuple[Kind, Tensor, Tensor, Tensor]]:
@@ -202,9 +277,12 @@ def open_turned(
     xs: Sequence[Tensor],
     olds: Sequence[Tensor],
     peers: Sequence[Peer],
+    *,
+    orthonormal: bool = False,
 ) -> TurnedBucket | None:
     """As :func:`grace.methods.common.factor_bucket.open_factors`. ``turned``: of each matrix, which factor travels;
-    ``olds``: the other one, as rows of r numbers.
+    ``olds``: the other one, as rows of r numbers; with ``orthonormal`` it is the basis itself. Tensors may go on behind their
+    matrices.
     """
     if not isinstance(peers, Peers) or not all(map(is_plain, olds)):
         return None
@@ -218,7 +296,7 @@ def open_turned(
     if plan is None:
         if capturing():
             return None
-        plan = TurnedPlan(sides, sizes, turned, device, narrow=rooms is not xs)
+        plan = TurnedPlan(sides, sizes, turned, device, narrow=rooms is not xs, orthonormal=orthonormal)
     bucket = TurnedBucket(plan, rooms, xs, olds, peers, workspace)
     if not bucket.point():
         return None

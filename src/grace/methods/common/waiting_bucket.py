@@ -36,7 +36,9 @@ class Waiting(Protocol):
 
 @dataclass
 class WaitingBucket:
-    """A bucket of float32 tensors of any shapes, and in ``flats`` what there is of all numbers, each ``[N]``."""
+    """A bucket of tensors of any shapes, which kernels read, and in ``flats`` what there is of all numbers, each ``[N]``
+    float32.
+    """
 
     bucket: Prepared[NoPlan]
     xs: Sequence[Tensor]
@@ -58,12 +60,13 @@ class WaitingBucket:
     def add(self, states: Sequence[Waiting], share: float) -> None:
         """Adds x to what waits; what is certain is then to be sent: where ``|r| > share d``."""
         self.states = states
-        old_r, old_d = self._gather([state.r for state in states]), self._gather([state.d for state in states])
-        given = self._gather(self.xs)
+        old_r, _ = self._gather([state.r for state in states])
+        old_d, _ = self._gather([state.d for state in states])
+        given, rooms = self._gather(self.xs)
         seen = given
         if any(state.seen is not None for state in states):
-            pairs = zip(self.xs, states, strict=True)
-            seen = self._gather([x if state.seen is None else state.seen for x, state in pairs])
+            pairs = zip(rooms, states, strict=True)
+            seen, _ = self._gather([x if state.seen is None else state.seen for x, state in pairs])
         r, d = old_r + given, torch.hypot(old_d, seen)
         sure = r.abs() > share * d
         self.flats = {"old_r": old_r, "old_d": old_d, "r": r, "d": d, "sure": sure}
@@ -72,12 +75,15 @@ class WaitingBucket:
         """The results, whose means are written over the tensors."""
         many, compressor = self.bucket.many, self.bucket.compressor
         lent, rooms = take_flat(self.bucket.workspace, many.sizes, many.device)
-        torch.mul(
-            self.flats["r"], self.flats["sure"], out=lent
-        )  # not finite where r is not: all ranks leave that step out
+        # not finite where r is not: all ranks leave that step out
+        torch.mul(self.flats["r"], self.flats["sure"], out=lent)
         self.flats["lent"] = lent
         sums = many.once("lent", lambda: Many(many.sizes, (), (), many.device))
         sums.point(rooms, None, rooms)
+        if self.bucket.means is not None:
+            # What rounding the means loses is added to what is left, which is not known before the exchange has ended.
+            self.flats["lost"], rooms = take_flat(self.bucket.workspace, many.sizes, many.device)
+            self.flats["lost"].zero_()
         many.point(self.xs, None, rooms)
         code = compressor.counted
         assert code is not None
@@ -96,17 +102,20 @@ class WaitingBucket:
         fine = flags.repeat_interleave(sizes, output_size=len(r))
         sent = flats["sure"] & (rest != r)
         left = torch.where(sent, rest if keep_error else 0.0, r)
+        if "lost" in flats:
+            left.add_(flats["lost"])
         d.mul_(decay).masked_fill_(sent, 0.0)
         new_r, new_d = torch.where(fine, left, flats["old_r"]), torch.where(fine, d, flats["old_d"])
         return self._keep(new_r, [state.r for state in self.states]), self._keep(
             new_d, [state.d for state in self.states]
         )
 
-    def _gather(self, parts: Sequence[Tensor]) -> Tensor:
-        """``[N]``: these tensors, of any shapes, side by side."""
+    def _gather(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """``[N]``: these tensors, all of one dtype and of any shapes, side by side; and the room of each, ``[n]``."""
         flat, rooms = take_flat(self.bucket.workspace, self.bucket.many.sizes, self.bucket.many.device)
-        torch._foreach_copy_(rooms, [part.reshape(1, -1) for part in parts])
-        return flat
+        rows = [room[0] for room in rooms]  # one copy of all where both have the same strides
+        torch._foreach_copy_(rows, [part.reshape(-1) for part in parts])
+        return flat, rows
 
     def _keep(self, flat: Tensor, olds: Sequence[Tensor]) -> list[Tensor]:
         """The parts of ``flat [N]``, in storage of their own."""

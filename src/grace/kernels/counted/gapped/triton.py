@@ -109,20 +109,20 @@ def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlace
     room = (torch.tensor(widths) - torch.tensor(says.lists.before)).masked_fill_(firsts == 0, 0)
     begins = where.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
     read = tiles_to_read(room, says.lists)
-    tables, room, begins, read, spans, wrong = carry_together(
-        (says.tables, room, begins, pair_programs(read), spans_of(read), (~torch.tensor(legal)).int()), device
+    tables, room, begins, read, spans, fine = carry_together(
+        (says.tables, room, begins, pair_programs(read), spans_of(read), torch.tensor(legal)), device
     )
     marks, lists = Marks(rows, W * T), table.lists.clone()
     lists[:, 7] = begins
     all_of_them = many.once(("wires", W), lambda: Many(sizes, (), (), device))
     all_of_them.point(list(many.xs) * W)
-    index = read_lists(rows.view(1, -1), room[None], all_of_them, table, read, spans, lists, marks.words)
+    index = read_lists(rows.view(1, -1), room[None], all_of_them, table, read, spans, lists, marks.clean)
     own = Marks(rows, T)
     for first in range(0, W, AT_ONCE):
         part = slice(first, first + AT_ONCE)
         sum_tables(rows[part], many, tables.view(W, T, 8)[part].contiguous(), index, says.steps, weight, own, code.narrow,
                    each=True, add=first > 0, codes=code.codes, plane=0)  # fmt: skip
-    return many.all_of(own.words) & ((marks.words + wrong).view(W, T) == 0).all(dim=0)
+    return many.all_of(own.clean) & (marks.clean & fine).view(W, T).all(dim=0)
 
 
 def _fits(count: int, n: int, width: int, code: CountedCode) -> bool:

@@ -267,7 +267,7 @@ def turn(
     """Rotates the blocks of ``x + e``, of rows ``[b, n]``; where out is not just set to them, x is written over."""
     (b, n), log = x.shape, block.bit_length() - 1
     key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
-    nb, bad = block_count(n, block), Marks(x).words if bad is None and signs == 1 else bad
+    nb, bad = block_count(n, block), Marks(x).clean if bad is None and signs == 1 else bad
     knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None, "MANY": False, "EVEN": False}
     if block <= _LONGEST:
         tile = max(block, TILE)

@@ -295,7 +295,7 @@ class Look(NamedTuple):
         memory, rest: ``[b, n]`` of the only tensor.
         """
         slabs, counts, state, least = notes or (None, None, None, 0)
-        self.launch(_measure, memory, rest, marks.words, slabs, counts, state, least, HAS_MEMORY=added, COPY=copy,
+        self.launch(_measure, memory, rest, marks.clean, slabs, counts, state, least, HAS_MEMORY=added, COPY=copy,
                     NOTE=notes is not None, TOPK=state is not None, EACH=isinstance(least, Tensor), COLUMNS=COLUMNS,
                     ROOM=ROOM, num_warps=8)  # fmt: skip
 
@@ -317,4 +317,4 @@ def measure_many(look: Look, many: Many, notes: Notes | None) -> Tensor:
     """
     marks, held, added = Marks(many.table, len(many)), many.rests is not None, many.memories is not None
     look.measure(marks, None, None, notes, added, held and (added or many.rests is not many.xs))
-    return many.all_of(marks.words)
+    return many.all_of(marks.clean)

@@ -1,0 +1,96 @@
+"""How many operations of torch a step of a bucket has beside the launches of its kernels, for 3 and for 40 tensors: on a GPU
+each costs the host about as much as a launch.
+
+Views and allocations are not counted, nor is the network. Triton's interpreter, and tensors on the CPU, stand in for an
+accelerator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from grace.collectives import AllGather
+from grace.compute import backends
+from grace.flags.finite import cpu_as_accelerator
+from grace.registry.policy import Policy
+from grace.run.worker import Worker
+from tests.laws.bucket_runs import Shapes, gradients
+from tests.unit.kernels.triton_checks import interpreter, let_agree
+
+__all__ = ["interpreter"]
+
+# One of each is the step's number for replays of graphs, and but for `none` two or three take flags to the host.
+OPERATIONS = {
+    "none": 1, "bf16": 6, "qsgd:bits=4": 10, "efsignsgd": 12, "randomk": 9, "topk": 13, "powersgd:rank=4": 6,
+}  # fmt: skip
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the names of operations that make something other than a view, or a place."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        views = any(made.alias_info and not made.alias_info.is_write for made in func._schema.returns)
+        if not views and "empty" not in str(func):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def operations(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those of the third step of one worker. Nothing is launched."""
+    monkeypatch.setattr(
+        "triton.runtime.interpreter.GridExecutor.__call__", lambda executor, *args, **_: let_agree(executor, args)
+    )
+    with backends.using("triton"), cpu_as_accelerator():
+        worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        for _ in range(3):
+            with Operations() as noted:
+                worker._read_pending()
+            noted.names += exchanged(worker, given)
+            worker.workspace.reset()
+            with Operations() as ended:
+                worker.advance()
+    monkeypatch.undo()
+    return noted.names + ended.names
+
+
+def exchanged(worker: Worker, given: dict[str, Tensor]) -> list[str]:
+    """The operations of an exchange, whose network answers where it is asked to."""
+    noted = Operations()
+    exchange, answer = worker.exchange(given), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            with noted:
+                op = next(exchange) if answer is None else exchange.send(answer)
+            answer = op.buf
+            if isinstance(op, AllGather):
+                answer = op.buf[None] if op.into is None else op.into.copy_(op.buf[None])
+    return noted.names
+
+
+@pytest.mark.parametrize("spec", OPERATIONS)
+def test_a_bucket_has_few(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for T in (3, 40):
+        names = operations(spec, ((3, 5),) * T, monkeypatch)
+        assert len(names) == OPERATIONS[spec], names
+
+
+def test_one_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = torch.bitwise_xor
+    monkeypatch.setattr("torch.bitwise_xor", lambda flags, *args, **how: header(flags & True, *args, **how))
+    with pytest.raises(AssertionError):
+        test_a_bucket_has_few("qsgd:bits=4", monkeypatch)

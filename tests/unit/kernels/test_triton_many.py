@@ -1,0 +1,86 @@
+"""What all ranks say of the tensors of a bucket, as a Triton kernel in its interpreter, against the specification."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace import wire as wires
+from grace.kernels.many import Many, agree_many
+from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter
+
+__all__ = ["interpreter"]
+
+SIZES = (1, 5, 300, 1025, 7, 2)
+CPU = torch.device("cpu")
+
+
+def told(world: int, dtype: torch.dtype, rows: int = 1, clear: bool = False, keeps: bool = False) -> list[Tensor]:
+    """What is told of six tensors: one is not finite on the last rank, one has illegal wires, one is both, one has a header
+    that no sender writes, and one is not kept.
+    """
+    many = Many(SIZES, (), (), CPU, rows)
+    xs = [torch.arange(rows * n).to(dtype).view(rows, n) for n in SIZES]
+    assert many.point(xs)
+    words, good = torch.tensor([3, 0, 9, 4, 7, 1]), wires.header_of(True, (1 << 24) - 1)
+    messages = torch.full((world, 10), 77, dtype=torch.int32)
+    messages[:, words] = good
+    messages[-1, words[1]] = messages[0, words[3]] = good + 1
+    messages[world // 2, words[4]] = good + 2
+    legal = torch.tensor([True, True, False, False, True, True])
+    kept = torch.arange(len(SIZES)) < len(SIZES) - 1
+    flags, headers = agree_many(
+        messages.view(torch.uint8), words, good, legal, many, kept=kept if keeps else None, clear=clear
+    )
+    return [flags, headers, *xs]
+
+
+WAYS: list[tuple[Any, ...]] = [
+    (1, torch.float32),
+    (3, torch.bfloat16, 1, False, True),
+    (2, torch.float16),
+    (5, torch.float32, 2, True),
+    (130, torch.float32, 2),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_what_all_ranks_say(way: tuple[Any, ...]) -> None:
+    agree(lambda: told(*way), way)
+
+
+def test_what_becomes_of_tensors() -> None:
+    (fine, known, right), _, *xs = told(2, torch.float32)
+    assert fine.tolist() == [True, False, False, False, False, True]
+    assert known.tolist() == [True, True, True, True, False, True]
+    assert right.tolist() == [True, True, False, True, True, True]
+    assert [bool(x.isnan().all()) for x in xs] == [not one for one in fine.tolist()]
+    cleared = told(2, torch.float32, 1, True)[2:]
+    assert [float(x.abs().sum()) for x in cleared[1:5]] == [0.0] * 4
+    assert not math.isnan(float(cleared[3].sum()))
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _left_as_it_is(table, row, tile, like, CLEAR, EVEN, TILE):  # type: ignore[no-untyped-def]
+    pass
+
+
+@triton.jit
+def _first_tile(programs):  # type: ignore[no-untyped-def]
+    at = programs + 2 * tl.program_id(0).to(tl.int64)
+    return tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64) * 0
+
+
+@pytest.mark.parametrize(("name", "mutant"), [("_fill", _left_as_it_is), ("tile_of", _first_tile)])
+def test_mutants_are_caught(name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.many.triton.{name}", mutant)
+    with pytest.raises(CAUGHT):
+        test_what_all_ranks_say(WAYS[3])
