@@ -75,12 +75,23 @@ AT_NIGHT = {
     "varsparse:alpha=0.5,index=raw": SMALL,
     "varsparse:alpha=0.5,index=rice,zeta=0.5": SHAPES,
     "varsparse:keep_error=false,alpha=0.9": LARGE,
+    "adaq:ratio=0.2": SHAPES,
+    "adaq:ratio=0.02,index=elias-fano": LARGE,
+    "adaq:ratio=0.3,joint=true,index=raw": SMALL,
+    "adaq:ratio=0.5,joint=true,index=delta,memory=none": LARGE,
+    "adaq:ratio=0.3,index=rice": SHAPES,
+    "adaq:ratio=1,index=bitmap,memory=none": SMALL,
+    "adaq:ratio=0.2,sample=4": MIXED,  # of which each tensor goes alone
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
     "qsparse:ratio=0.2,index=rice": SHAPES,
     "qsparse:ratio=0.05,quant=4,index=delta": LARGE,
     "qsparse:ratio=0.3,quant=200,index=rice": SMALL,
+    "gspar:ratio=0.2": SHAPES,
+    "gspar:epsilon=0.5,index=raw,memory=residual": MIXED,
+    "gspar:ratio=0.05,rounds=1,index=elias-fano,memory=residual": LARGE,
+    "gspar:ratio=0.9,index=bitmap": SMALL,
     "inceptionn": SMALL,
     "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,
@@ -93,12 +104,11 @@ AT_NIGHT = {
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
     "inceptionn": 8, "varsparse": 12,
-    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13,
-    "sketchml": 21,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "adaq": 20, "sketchml": 21,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
-TOLD = {"3lc": ("scan_kernel", "total", 1), "sketchml": ("_lay", "widths", 80)}
+TOLD = {"3lc": ("scan_kernel", "total", 1), "adaq": ("_plan", "widths", 14), "sketchml": ("_lay", "widths", 80)}
 
 
 @functools.cache

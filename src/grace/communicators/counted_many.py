@@ -23,12 +23,14 @@ from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counte
 from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
 from grace.kernels.minmax import MinMaxCode, MinMaxPlaces, sum_minmax_many, write_minmax_many
 from grace.kernels.quartic import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
+from grace.kernels.sampling import DrawnCode, DrawnPlaces, sum_drawn_many, write_drawn_many
 from grace.kernels.tagged import TaggedCode, TaggedPlaces, sum_tagged_many, write_tagged_many
 from grace.kernels.wire_codes import WireCode
 
 # For wires of each kind: where they lie, what writes them, and what adds them up.
 _FAMILIES: dict[type, tuple[Any, Any, Any]] = {
     CountedCode: (CountedPlaces, write_chosen_many, sum_counted_many),
+    DrawnCode: (DrawnPlaces, write_drawn_many, sum_drawn_many),
     GapPairs: (GapPlaces, write_gap_pairs_many, sum_gap_pairs_many),
     MinMaxCode: (MinMaxPlaces, write_minmax_many, sum_minmax_many),
     QuarticCode: (QuarticPlaces, write_quartic_many, sum_quartic_many),

@@ -69,14 +69,16 @@ def together(
     layouts: Layouts | None = None,
     workspace: Workspace | None = None,
     places: Sequence[Sequence[int]] | None = None,
+    *,
+    labels: bool = False,
 ) -> Exchange[list[T]]:
     """One exchange that runs all of these and returns their results, in their order.
 
     All ranks must pass the same exchanges in the same order. If one fails, all are closed.
 
     ``places``: for each exchange which of a bucket's tensors it is about; by default exchange i is about tensor i. The bytes
-    of a collective are in the order of the bucket, whichever tensors share an exchange. Without it, what is asked for says
-    whose its parts are, so that exchanges may be nested.
+    of a collective are in the order of the bucket, whichever tensors share an exchange. Without it, or with ``labels``, what
+    is asked for says whose its parts are, so that exchanges may be nested.
     """
     layouts = layouts or Layouts()
     done: dict[int, T] = {}
@@ -101,7 +103,7 @@ def together(
             # all collectives of a round before any answer is handed out: if the second fails, no memory has committed
             inbox: dict[int, Tensor] = {}
             for batch in kinds.values():
-                answers = yield from _one_of_kind(batch, layouts, workspace, places is None)
+                answers = yield from _one_of_kind(batch, layouts, workspace, labels or places is None)
                 inbox.update(zip([one.i for one in batch], answers, strict=True))
             for i in sorted(inbox):
                 advance(i, inbox[i])

@@ -26,6 +26,7 @@ from grace.kernels.powers import *
 from grace.kernels.quantiles import *
 from grace.kernels.quartic import *
 from grace.kernels.rotation import *
+from grace.kernels.sampling import *
 from grace.kernels.selection import *
 from grace.kernels.signs import *
 from grace.kernels.spans import *

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,10 +12,21 @@ from grace.compute.launching import MOST_PER_BLOCK
 
 __all__ = ["block_count", "block_roots", "block_sizes", "passes_with_largest", "repeat_by_block"]
 
+_LEAST, _PARTS = 8, 16  # pieces of a run, and runs at most
+
 
 def block_count(n: int, block: int) -> int:
     """How many blocks cover n numbers."""
     return math.ceil(n / block)
+
+
+def runs_of_pieces(n: int, piece: int) -> Iterator[slice]:
+    """Runs of whole pieces of n numbers, at most sixteen of them, none shorter than eight pieces but the last: a row that is
+    worked on run by run needs little memory besides.
+    """
+    step = piece * max(_LEAST, block_count(block_count(n, piece), _PARTS))
+    for start in range(0, n, step):
+        yield slice(start, start + step)
 
 
 def fits_tile(block: int) -> bool:

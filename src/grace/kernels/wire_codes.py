@@ -8,6 +8,7 @@ from grace.kernels.counted.parts import CountedCode
 from grace.kernels.gap_lists.parts import GapPairs
 from grace.kernels.minmax.parts import MinMaxCode
 from grace.kernels.quartic.parts import QuarticCode
+from grace.kernels.sampling.parts import DrawnCode
 from grace.kernels.tagged.parts import TaggedCode
 
-WireCode: TypeAlias = CountedCode | GapPairs | MinMaxCode | QuarticCode | TaggedCode
+WireCode: TypeAlias = CountedCode | DrawnCode | GapPairs | MinMaxCode | QuarticCode | TaggedCode

@@ -13,7 +13,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.kernels.index_lists.codes import IndexCode
-from grace.methods.common.sampling import add_sampled_, sample_
+from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 
@@ -88,9 +88,12 @@ class Atomo(Compressor):
 
 def unit_of_budget(a: Tensor, budget: float) -> float:
     """1/lambda with ``sum min(lambda a, 1) = min(budget, non-zero numbers)``, for magnitudes ``a [n]``: water-filling."""
-    sizes = a[a > 0].double().sort(descending=True).values  # [m]
+    sizes = a.double().sort(descending=True).values  # [n], zeros behind the m others
     left = budget - torch.arange(sizes.numel(), dtype=torch.float64, device=a.device)  # of the budget, before the i-th
     tail = sizes.flip(0).cumsum(0).flip(0)  # the sum of the i-th and all smaller ones
     sure = (sizes * left >= tail).cumprod(0)  # certain to be kept, as are all before it
-    first = int(sure.sum())
-    return float(tail[first] / left[first]) if first < sizes.numel() else float(sizes[-1])
+    some = (sizes > 0).sum(0, keepdim=True)  # [1]: m
+    first = torch.minimum(sure.sum(0, keepdim=True), some)
+    last = torch.minimum(first, some - 1)
+    unit = torch.where(first < some, tail.gather(0, last) / left.gather(0, last), sizes.gather(0, last))
+    return float(unit)  # the only question to the host

@@ -17,11 +17,12 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Range
 from grace.contract.loan import rests_in_place, succeed
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.together import together
 from grace.flags.finite import Flag, and_, ask_host, ask_host_of_all, flag, on_host
 from grace.kernels import all_finite, project_rows, solve_ridge
 from grace.methods.common.matrices import DENSE, LowRank, Projection, bound_rows, unit
+from grace.methods.common.turned_bucket import exchange_dense
 from grace.registry import register
 
 _FRESH = 1e-4  # share of fresh random numbers in a factor, which could not leave a subspace without them
@@ -102,40 +103,39 @@ class GradZip(LowRank["GradZipState | None"]):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[GradZipState | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[GradZipState | None]]]:
-        """Tensors of any shapes, one after the other, with one question to the host."""
+        """Tensors of any shapes, with one question to the host: matrices one after the other, and what travels uncompressed
+        together, where kernels take it by few launches.
+        """
         if not xs or not self.batches(xs[0]):
             return (yield from LowRank.exchange_all(self, xs, states, peers))
-        workspace, each = peers[0].lent.workspace, list(zip(xs, states, peers, strict=True))
-        givens = yield from together([self._open(*one) for one in each], workspace=workspace)
-        fine = iter(ask_host_of_all([given.finite for given in givens if isinstance(given, Given)]))
-        runs = [
-            self._close(*one, given, isinstance(given, Given) and next(fine))
-            for one, given in zip(each, givens, strict=True)
-        ]
-        outs = yield from together(runs, workspace=workspace)
+        workspace, held = peers[0].lent.workspace, dict[int, tuple[Tensor, GradZipState, Peer]]()
+        for t, (x, state) in enumerate(zip(xs, states, strict=True)):
+            if state is not None:
+                held[t] = (x, state, peers[t])
+        dense = [t for t in range(len(xs)) if t not in held]
+        places = [(t,) for t in held] + [tuple(dense)] * bool(dense)
+        plain = Peers.of([peers[t] for t in dense]) if dense else None
+        outs: dict[int, Exchanged[Any]] = {}
+
+        def give_dense() -> list[Exchange[Any]]:
+            return [] if plain is None else [exchange_dense(self, [xs[t] for t in dense], plain)]
+
+        # What travels uncompressed does so in the first round, which is the only one with alternate.
+        runs: list[Exchange[Any]] = [self._give(*one) for one in held.values()]
+        runs += [] if self.alternate else give_dense()
+        givens = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
+        fine = ask_host_of_all([given.finite for given in givens[: len(held)]])
+        runs = [self._fit(*one, *each) for one, *each in zip(held.values(), givens, fine, strict=False)]
+        runs += give_dense() if self.alternate else []
+        fitted = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
+        told = (fitted if self.alternate else givens)[len(held) :]
+        outs.update(zip(dense, told[0] if told else (), strict=True))
+        outs.update(zip(held, fitted, strict=False))
         if self.alternate:
-            fine = iter(ask_host_of_all([out.finite for out in outs if out.state is not None]))
-            outs = [
-                out if state is None else self._turn(x, state, out, next(fine))
-                for (x, state, _), out in zip(each, outs, strict=True)
-            ]
-        return rests_in_place(outs, xs)
-
-    def _open(self, x: Tensor, state: GradZipState | None, peer: Peer) -> Exchange[Given | Exchanged[Any] | None]:
-        """The first round of a tensor of a bucket: None if it has none, since it goes uncompressed in the only one."""
-        if state is not None:
-            return (yield from self._give(x, state, peer))
-        return None if self.alternate else (yield from DENSE.exchange(x, None, peer))
-
-    def _close(
-        self, x: Tensor, state: GradZipState | None, peer: Peer, given: Given | Exchanged[Any] | None, fine: bool
-    ) -> Exchange[Exchanged[Any]]:
-        """The last round, which was the first if there is a result."""
-        if isinstance(given, Exchanged):
-            return given
-        if state is None or given is None:
-            return (yield from DENSE.exchange(x, None, peer))
-        return (yield from self._fit(x, state, peer, given, fine))
+            turns = ask_host_of_all([outs[t].finite for t in held])
+            for (t, (x, state, _)), done in zip(held.items(), turns, strict=True):
+                outs[t] = self._turn(x, state, outs[t], done)
+        return rests_in_place([outs[t] for t in range(len(xs))], xs)
 
     def _give(self, x: Tensor, state: GradZipState, peer: Peer) -> Exchange[Given]:
         """The factor that this step starts from, or if both are sent the mean of the first."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share, Steps, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import IndexCode
-from grace.methods.common.sampling import add_sampled_, sample_, unit_of_variance
+from grace.kernels import Chosen, Many, choose_drawn_many
+from grace.kernels.index_lists.codes import IndexCode, varies
+from grace.kernels.sampling import Chances, DrawnCode
+from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 
@@ -66,7 +67,8 @@ class GSpar(Compressor):
         return replace(self, shrink=True)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        wire = sample_(rows, self._unit, rng, self._factor(rows.shape[1]), self.index)
+        chances = self._chances
+        wire = sample_(rows, chances.unit, rng, chances.factor(rows.shape[1]), self.index)
         if keep_rest:
             add_sampled_(wire, rows, -1.0, self.index)
         return wire
@@ -74,36 +76,18 @@ class GSpar(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         add_sampled_(wire, out, scale, self.index)
 
-    def _unit(self, a: Tensor) -> float:
-        """1/lambda for magnitudes ``[n]`` that are not all zero."""
-        if self.epsilon:
-            return unit_of_variance(a, self.epsilon)
-        return unit_of_count(a, self._count(a.numel()), self.rounds)
+    @property
+    def counted(self) -> DrawnCode | None:
+        return None if varies(self.index) else DrawnCode(self.index)
 
-    def _count(self, n: int) -> float:
-        return max(1.0, (0.01 if self.ratio is None else self.ratio) * n)
+    def choose_many_(self, many: Many, rng: Stream, code: DrawnCode) -> Chosen:
+        return choose_drawn_many(many.like, many, code, self._chances, rng.step)
 
-    def _omega(self, n: int) -> float:
-        # |x|_1 / (ratio n) is the first 1/lambda, and the rounds only lower it: E|C|^2 <= |x|_1^2 / (ratio n) + |x|^2
-        return self.epsilon or n / self._count(n)
-
-    def _factor(self, n: int) -> float:
-        return 1 / (1 + self._omega(n)) if self.shrink else 1.0
+    @property
+    def _chances(self) -> Chances:
+        return Chances(0.01 if self.ratio is None else self.ratio, self.epsilon, self.rounds, self.shrink)
 
     def facts(self, n: int) -> Facts:
         if self.shrink:
-            return Facts(contraction=self._factor(n), deterministic=False)
-        return Facts(unbiased=True, variance=self._omega(n), deterministic=False)
-
-
-def unit_of_count(a: Tensor, count: float, rounds: int) -> float:
-    """1/lambda such that ``sum min(lambda a, 1)``, for magnitudes ``a [n]``, comes near to count from below."""
-    unit = float(a.sum(dtype=torch.float64)) / count
-    for _ in range(rounds):
-        below = a < unit
-        missing = count - a.numel() + int(below.sum())  # what the numbers with p = 1 leave of the count
-        total = float((a * below).sum(dtype=torch.float64))
-        if missing <= 0 or total == 0 or total / missing >= unit:
-            break
-        unit = total / missing
-    return unit
+            return Facts(contraction=self._chances.factor(n), deterministic=False)
+        return Facts(unbiased=True, variance=self._chances.omega(n), deterministic=False)

@@ -11,9 +11,9 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError
 from grace.kernels.index_lists.codes import CODES
+from grace.kernels.sampling.units import unit_of_count, unit_of_variance
+from grace.kernels.sampling.wire import uniform32
 from grace.methods import GSpar
-from grace.methods.common.sampling import uniform32, unit_of_variance
-from grace.methods.gspar import unit_of_count
 from grace.random import Stream
 
 from . import sparse_checks as checks
@@ -75,7 +75,7 @@ def test_unbiased_with_the_variance_of_its_probabilities(knobs: dict) -> None:
     x = torch.randn(200, generator=checks.generator())
     x += x.sign()  # no probability that is too small for a normal approximation
     compressor = GSpar(**knobs)
-    unit = compressor._unit(x.abs())
+    unit = compressor._chances.unit(x.abs())
     square = x.double().square()
     variance = square / (x.abs().double() / unit).clamp(1e-300, 1) - square
     assert float(variance.sum() / square.sum()) <= compressor.facts(200).variance * (1 + 1e-9)

@@ -19,9 +19,10 @@ from grace import wire as wires
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.coded import Payload
 from grace.kernels.coded.triton import coding, front_at, front_bytes_of
-from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling, SideSelection
 from grace.kernels.counted.gapped.triton import choose_gapped, sum_gapped, write_gapped
 from grace.kernels.counted.parts import COUNT
+from grace.kernels.counted.sided.triton import ListedSides, list_sides
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
@@ -169,10 +170,10 @@ def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, E
 class Lists:
     """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
     which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those of the
-    values, and where these begin. fronts: int32 ``[T]``, if codes travel.
+    values, and where these begin. fronts: int32 or int64 ``[T]``, if codes travel.
     """
 
-    picked: Reaching | Largest
+    picked: Reaching | Largest | ListedSides
     lists: Tensor
     fronts: Tensor | None = None
 
@@ -221,7 +222,11 @@ def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedC
 
 
 def _chosen(
-    many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode, fronts: Tensor | None = None
+    many: Many,
+    picked: Reaching | Largest | ListedSides,
+    finite: Tensor,
+    code: CountedCode,
+    fronts: Tensor | None = None,
 ) -> Chosen:
     if code.gaps:
         return choose_gapped(many, picked, finite, code, fronts)
@@ -242,6 +247,13 @@ def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: S
     most = many.numbers((Sampling, "most", sampling), lambda: sampling.most, torch.int32)
     total = torch.minimum(sums.count(sums.limits(step)), most)
     return _chosen(many, Largest.of(look, sums.numbers, total), finite, code)
+
+
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
+    listed, fronts, finite = list_sides(many, sides)
+    return _chosen(many, listed, finite, code, fronts)
 
 
 class _Samples:

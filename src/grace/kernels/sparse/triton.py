@@ -56,7 +56,7 @@ def _write(
         valued = start + lane < 0
         if KIND:
             o = tile * TILE + lane
-            word = tl.load(fronts + row) >> (tl.minimum(o, 3) * 8).to(tl.int32)
+            word = (tl.load(fronts + row) >> (tl.minimum(o, front_bytes_of(KIND) - 1) * 8)).to(tl.int32)
             packed = pack_byte(sent + first, tl.maximum(o - front_bytes_of(KIND), 0), k, BITS).to(tl.int32)
             byte = tl.where(valued, tl.where(o < front_bytes_of(KIND), word & 0xFF, packed), 0)
         else:
@@ -101,14 +101,15 @@ def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STE
 def _sum_lists(
     table, programs, lists, wires, index, out, marks, b, W, plane, stride, row_stride, n, k, steps, weight,
     MANY: tl.constexpr, EACH: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr,
-    COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr,
+    COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, PAIRS: tl.constexpr,
     LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order; ``plane =
     b k``. MANY: what ``[W, plane]`` say, those of all rows side by side. EACH: in W tables of b rows, one behind the other.
 
     Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W. UNIT: of the
-    grid of values, which EACH does not have; 0: they are numbers, or KIND: with EACH, codes behind a front.
+    grid of values, which EACH does not have; 0: they are numbers, or KIND: with EACH, codes behind a front. PAIRS: with EACH,
+    W counts lists, of which each wire has two, of numbers and of codes.
     """
     if MANY:
         row, tile = tile_of(programs)
@@ -138,7 +139,7 @@ def _sum_lists(
         k, own = tl.load(lists + 8 * of, lane < W, 0), tl.load(lists + 8 * of + 1, lane < W, 0)
         dense = tl.load(lists + 8 * of + 2, lane < W, 0) == 3
         behind = tl.load(lists + 8 * of + 7, lane < W, 0)
-    own = lane.to(tl.int64) * plane + own
+    own = (lane >> PAIRS).to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
     listed = (lane < W) & (dense == 0)
     begins = tl.where(dense, bound, first_of_each(index + own, bound, k, steps, listed))
@@ -147,7 +148,7 @@ def _sum_lists(
     for wire in range(W):
         this = lane == wire
         end = tl.sum(tl.where(this, ends, 0), 0)
-        base = wires + wire * stride + tl.sum(tl.where(this, behind, 0), 0)
+        base = wires + (wire >> PAIRS) * stride + tl.sum(tl.where(this, behind, 0), 0)
         theirs = index + tl.sum(tl.where(this, own, 0), 0)
         entire = tl.sum((this & dense).to(tl.int32), 0) > 0
         for begin in range(tl.sum(tl.where(this, begins, 0), 0), end, TILE):
@@ -157,6 +158,11 @@ def _sum_lists(
             inside = (j < end) & (i >= first) & (i < first + OWNED) & (i < n)
             if UNIT:
                 value, good = _load_of_grid(base, j, j < end, k, BITS, COUNT, STEP, UNIT)
+            elif PAIRS:
+                if wire % 2 == 0:
+                    value, good = _load_value(base, j, j < end, NARROW)
+                else:
+                    value, good = load_coded(base, j, j < end, tl.sum(tl.where(this, k, 0), 0), KIND, MOST, BITS)
             elif KIND:
                 value, good = load_coded(base, j, j < end, tl.sum(tl.where(this, k, 0), 0), KIND, MOST, BITS)
             else:
@@ -208,8 +214,8 @@ def sum_topk(
             index = read_lists(run, at, n, k, code)
             launch(
                 _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.clean, b, run.count,
-                b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, ADD=add,
-                NARROW=narrow, **coding(None), **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
+                b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, PAIRS=False,
+                ADD=add, NARROW=narrow, **coding(None), **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -305,7 +311,7 @@ def write_tables(
     """Writes what is sent ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire
     (``tiles``).
     """
-    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
+    launch(_write, (tiles.shape[0],), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
            NARROW=payload.narrow, **coding(payload.codes), TILE=TILE)  # fmt: skip
 
 
@@ -322,34 +328,44 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 def sum_tables(
     rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
     *, each: bool, add: bool, grid: ScaledCodes | None = None, codes: Codes | None = None, plane: int | None = None,
+    pairs: bool = False,
 ) -> None:  # fmt: skip
     """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
     ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
     :func:`grace.kernels.index_lists.triton.read_tables`. steps: bits of the longest list. plane: where it is not that of
-    ``index``, as with lists of all wires side by side.
+    ``index``, as with lists of all wires side by side. pairs: each wire has two lists, of numbers and then of codes; W <= 32.
     """
-    tiles, W = many.tiles(_OWNED), len(rows)
+    tiles, W = many.tiles(_OWNED), len(rows) << pairs
     plane = index.shape[1] if plane is None else plane
-    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
-           plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
-           NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+    launch(_sum_lists, (tiles.shape[0],), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
+           plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, PAIRS=pairs,
+           ADD=add, NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(
-        _clear, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, flags, ROWS=many.rows, TILE=TILE
+        _clear,
+        (tiles.shape[0],),
+        many.table,
+        tiles,
+        many.kept(lists.kept),
+        index,
+        values,
+        flags,
+        ROWS=many.rows,
+        TILE=TILE,
     )
 
 
 def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
-    launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
+    launch(_put, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
 def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
     tiles = _tiles_of(many, lists)
-    launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
+    launch(_take, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, many.like, message,
            HELD=many.rests is not None, CLEAR=clear, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "cut_to_deviations",
     "root_mean_square",
     "root_mean_square_many",
+    "square_sum",
 ]
 
 
@@ -51,6 +52,11 @@ def block_norm(rows: Tensor, block: int) -> Tensor:
 @operation
 def block_sum(rows: Tensor, block: int) -> Tensor:
     """``[b, n]`` (any dtype) -> float64 ``[b, nb]``: the sum of each block."""
+
+
+@operation
+def square_sum(row: Tensor, memory: Tensor | None = None) -> float:
+    """The sum of the squares of ``row [n] + memory``, float32, contiguous."""
 
 
 @operation

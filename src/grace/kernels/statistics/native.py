@@ -44,9 +44,13 @@ def _statistic(kind: int, rows: Tensor, block: int, dtype: torch.dtype) -> Any:
     return out
 
 
-def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
+def square_sum(row: Tensor, memory: Tensor | None = None) -> float:
     out, n = ctypes.c_double(), row.numel()
     x, e, _ = check.same_shape(row, memory, None)
     if native.c.square_sum(x, e, n, ctypes.byref(out), native.threads()):
         raise MemoryError(f"kernels: no memory to sum {n} numbers")
-    return math.sqrt(out.value / n)
+    return out.value
+
+
+def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
+    return math.sqrt(square_sum(row, memory) / row.numel())

@@ -32,7 +32,7 @@ def block_sum(rows: Tensor, block: int) -> Tensor:
     return ordered_sum(rows.double(), block)
 
 
-def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
+def square_sum(row: Tensor, memory: Tensor | None = None) -> float:
     n, total = row.numel(), 0.0
     for start in range(0, n, 32 * _PIECE):
         part = row[start : start + 32 * _PIECE]
@@ -40,7 +40,11 @@ def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
             part = part + memory[start : start + 32 * _PIECE]
         for piece in ordered_sum(part.double().square_()[None], _PIECE)[0].tolist():
             total += piece
-    return math.sqrt(total / n)
+    return total
+
+
+def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
+    return math.sqrt(square_sum(row, memory) / row.numel())
 
 
 def root_mean_square_many(like: Tensor, many: Many) -> Tensor:

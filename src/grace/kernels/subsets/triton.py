@@ -248,7 +248,7 @@ class Subsets:
         self._words.zero_()
         tiles = many.pairs((Subsets, drawing, "draw"), lambda: list(map(_programs, self._counts, drawing.kept)))
         of, turn = (0, step) if drawing.cyclic else (step, None)
-        launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self.index, self._words, drawing.unit,
+        launch(_draw, (tiles.shape[0],), many.table, tiles, self._kept(), self._heads(), self.index, self._words, drawing.unit,
                step_word(of, many.device), turn, LISTED=drawing.block is None, CYCLIC=drawing.cyclic, SORTED=SORTED_SUBSET,
                RANKED=_RANKED, CHUNK=_CHUNK, TILE=DRAWN)  # fmt: skip
         if self._before is not None:
@@ -277,7 +277,7 @@ class Subsets:
         many, tiles = self._many, self._many.tiles(TILE)
         factors = tuple(factors)
         return (
-            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.clean, self.index,
+            (tiles.shape[0],), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.clean, self.index,
             self._words, self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
         )  # fmt: skip
 

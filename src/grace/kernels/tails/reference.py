@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from grace.kernels.blocks import block_count
+from grace.kernels.blocks import runs_of_pieces
 from grace.kernels.many import Many
 from grace.kernels.statistics import block_sum
 
 _LARGEST = torch.finfo(torch.float32).max
 _PIECE = 4096  # of ordered sums
-_LEAST, _PARTS = 8, 16  # pieces that are copied at a time, and how many times at most
 
 
 def tail_sum(row: Tensor, bound: float) -> tuple[int, float]:
-    count, total, pieces = 0, 0.0, block_count(row.numel(), _PIECE)
-    step = _PIECE * max(_LEAST, block_count(pieces, _PARTS))
-    for start in range(0, row.numel(), step):
-        kept = row[start : start + step].abs()
+    count, total = 0, 0.0
+    for run in runs_of_pieces(row.numel(), _PIECE):
+        kept = row[run].abs()
         if bound >= 0:
             functional.threshold(kept, min(bound, _LARGEST), 0.0, inplace=True)
             count += int(kept.count_nonzero())

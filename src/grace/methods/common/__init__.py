@@ -4,7 +4,7 @@
 streams             zlib and zstd for any wire
 counts              how many of n numbers a ratio keeps, and how much of them arrives
 blocks, positions   sums of numbers that are at the same places on all ranks
-sampling, tails     each number kept with its own probability; thresholds from statistics
+tails               thresholds from statistics
 count_sketch        a linear sketch of a vector; sketch_bucket: of the tensors of a bucket
 cast                rounding to a 16-bit float
 powers_of_two       signed powers of two in four bits, of numbers that waited: waiting_bucket

@@ -16,6 +16,7 @@ from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.errors import PayloadError
+from grace.flags.refusals import refuse_unless
 from grace.kernels import add_low_rank_
 from grace.random import Stream
 
@@ -56,8 +57,7 @@ class Triples(Compressor):
             fields = [("sizes", torch.float32, k), ("u", torch.float32, k * m), ("v", torch.float32, k * l)]
             _, size, u, v = wires.split(one, [head, *fields], slack=True)
             for name, vector in (("u", u), ("v", v)):
-                if not bool((vector.abs() <= 1.001).all()):
-                    raise PayloadError(f"field {name!r} must hold parts of unit vectors, in [-1, 1]")
+                _check_parts(name, vector)
             left = u.view(k, m) * math.sqrt(m)
             right = (v.view(k, l) * math.sqrt(l)) * wires.check_scale("sizes", size).view(k, 1)
             add_low_rank_(matrix, left.contiguous(), right.contiguous(), scale)
@@ -78,6 +78,16 @@ class Triples(Compressor):
         return Facts(unbiased=True, variance=self.omega, deterministic=False)
 
 
+def _check_parts(name: str, vector: Tensor) -> None:
+    """Checks a field of any shape.
+
+    Raises:
+        PayloadError: it cannot be parts of unit vectors.
+    """
+    fine = (vector.abs() <= 1.001).all()
+    refuse_unless(fine, lambda: PayloadError(f"field {name!r} must hold parts of unit vectors, in [-1, 1]"))
+
+
 def fill_with_water(sizes: Tensor, budget: float) -> Tensor:
     """``[n]`` sizes >= 0 -> ``[n]`` float64 probabilities with sum ``min(budget, non-zeros)``: proportional to the sizes,
     but at most 1; what is cut off goes to the others. No other probabilities with this sum have less variance.
@@ -88,8 +98,8 @@ def fill_with_water(sizes: Tensor, budget: float) -> Tensor:
     total = ordered.flip(0).cumsum(0).flip(0)  # [n]: the sum of this one and all smaller ones
     room = (budget - torch.arange(len(ordered), dtype=torch.float64, device=sizes.device)).clamp_min(0.0)
     sure = ((ordered * room >= total) & (ordered > 0)).to(torch.int64).cumprod(0)  # a prefix
-    first = int(sure.sum())
-    p = torch.ones_like(ordered)
-    if first < len(ordered):
-        p[first:] = ordered[first:] * (room[first] / total[first].clamp_min(torch.finfo(torch.float64).tiny))
+    first = sure.sum(0, keepdim=True)  # [1]
+    at = first.clamp_max(len(ordered) - 1)
+    share = room.gather(0, at) / total.gather(0, at).clamp_min(torch.finfo(torch.float64).tiny)
+    p = torch.where(torch.arange(len(ordered), device=sizes.device) < first, 1.0, ordered * share)
     return torch.empty_like(p).scatter_(0, order, p.clamp_max_(1.0))

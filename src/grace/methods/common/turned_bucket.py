@@ -33,7 +33,7 @@ from grace.kernels.factors import (
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import finite_many, round_many, widen_many
 from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
-from grace.methods.common.matrices import Sides, is_plain
+from grace.methods.common.matrices import DENSE, Sides, is_plain
 from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
 
 
@@ -302,3 +302,13 @@ def open_turned(
         return None
     workspace.kept[key] = plan
     return bucket
+
+
+def exchange_dense(owner: object, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:
+    """The results of tensors, of any shapes, that travel as they are, by few launches where kernels take them."""
+    nothing = [None] * len(xs)
+    bucket = open_turned(owner, nothing, (), xs, (), peers) if peers.like.lent.keep_rest and xs else None
+    if bucket is None:
+        return (yield from DENSE.exchange_all(xs, nothing, peers))
+    yield from bucket.sum_factors()
+    return bucket.restore()[0]

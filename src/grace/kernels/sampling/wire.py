@@ -1,24 +1,30 @@
-"""What gspar and atomo share: keep each number with its own probability, make up for the others; and the wire.
+"""The wires of samples: keep each number with its own probability, and make up for the others.
 
 Letters: a = |x|; ``p = min(a / unit, 1)`` is the probability that a number is kept; k1 numbers have p = 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels import add_scaled_, pack, packed_bytes, unpack
 from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.index_lists.codes import decode, encode, take
+from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.places import add_at_
-from grace.random import Stream
+from grace.kernels.sampling.parts import DENSE_COUNT
+from grace.kernels.sampling.units import sum_unless
+from grace.kernels.sums import add_scaled_
 
-_DENSE = -1  # in place of the first count: all n values follow, and nothing else
+if TYPE_CHECKING:
+    from grace.random import Stream
+
 _COUNTS = ("counts", torch.int32, 2)
 _FLOAT = torch.finfo(torch.float32)
 
@@ -43,10 +49,10 @@ def _sample(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: 
     group1 = sure.nonzero()[:, 0]
     group2 = ((u < p) & ~sure).nonzero()[:, 0]
     k1 = group1.numel()
-    expected = min(n - k1, int(p[~sure].sum(dtype=torch.float64).ceil()))
+    expected = min(n - k1, math.ceil(sum_unless(p, sure)))
     size = 4 * k1 + 4 + packed_bytes(expected, 1) + index_lists.most(n, k1, code) + index_lists.most(n, expected, code)
     if size >= 4 * n:
-        return wires.join(_counts(row, _DENSE, 0), row[None] * factor)[0]
+        return wires.join(_counts(row, DENSE_COUNT, 0), row[None] * factor)[0]
     fields = [_counts(row, k1, group2.numel()), row[None, group1] * factor]
     if group2.numel():
         fields += [(unit * factor).view(1, 1), pack(row[None, group2] > 0, 1)]
@@ -62,7 +68,7 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
     n = out.shape[1]
     for part, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
         k1, k2 = wires.split(part, [_COUNTS], slack=True)[0][0].tolist()
-        if (k1, k2) == (_DENSE, 0):
+        if (k1, k2) == (DENSE_COUNT, 0):
             k1 = n
         elif not (k1 >= 0 and k2 >= 0 and k1 + k2 <= n):
             raise PayloadError(f"field 'counts' must be of at most {n} numbers, got {k1} and {k2}")
@@ -88,16 +94,6 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
 
 def _counts(row: Tensor, k1: int, k2: int) -> Tensor:
     return torch.tensor([[k1, k2]], dtype=torch.int32, device=row.device)
-
-
-def unit_of_variance(a: Tensor, epsilon: float) -> float:
-    """1/lambda such that a sample of magnitudes ``a [n]`` has variance ``epsilon sum a^2``, with the fewest numbers."""
-    sizes = a.double().sort(descending=True).values
-    tail = sizes.flip(0).cumsum(0).flip(0)  # [n]: the sum of this and all smaller ones
-    squares = sizes.square().flip(0).cumsum(0).flip(0)
-    bound = epsilon * squares[0] + squares
-    first = int((sizes * tail <= bound).to(torch.uint8).argmax())  # numbers before it have p = 1; the smallest fits
-    return float(bound[first] / tail[first]) if tail[first] > 0 else float(a[a > 0].min())
 
 
 def uniform32(rng: Stream, n: int, device: torch.device) -> Tensor:

@@ -1,0 +1,89 @@
+"""With which probability numbers are kept, and where the wires of those of a bucket lie once their widths are known.
+
+Letters: a = |x|; ``p = min(a / unit, 1)`` is the probability that a number is kept, and 1/lambda is the unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from grace.kernels.coded import Quanta
+from grace.kernels.counted.parts import CountedCode, WirePlaces
+from grace.kernels.index_lists.codes import most
+from grace.kernels.packing import packed_bytes
+from grace.kernels.sampling.units import unit_of_count, unit_of_variance
+
+COUNTS = 8  # bytes of the two counts
+DENSE_COUNT = -1  # in place of the first count: all n values follow, and nothing else
+SIGNS = Quanta(1)  # of what is not certain to be kept: the unit, and a sign for each
+
+
+@dataclass(frozen=True)
+class Chances:
+    """What makes the units of several tensors.
+
+    ratio: share of the numbers that is kept on average, in (0, 1]. epsilon: the variance in units of the sum of squares, > 0;
+    with it the ratio does not count. rounds: how often the unit is made anew for a count. shrink: whether what is sent is
+    multiplied by 1/(1+omega).
+    """
+
+    ratio: float
+    epsilon: float | None
+    rounds: int
+    shrink: bool
+
+    def count(self, n: int) -> float:
+        """How many of n numbers are kept on average, if no p is cut off."""
+        return max(1.0, self.ratio * n)
+
+    def omega(self, n: int) -> float:
+        """The variance in units of the sum of squares, at most."""
+        # |x|_1 / (ratio n) is the first 1/lambda, and the rounds only lower it: E|C|^2 <= |x|_1^2 / (ratio n) + |x|^2
+        return self.epsilon or n / self.count(n)
+
+    def factor(self, n: int) -> float:
+        """What is sent is multiplied by this."""
+        return 1 / (1 + self.omega(n)) if self.shrink else 1.0
+
+    def unit(self, a: Tensor) -> float:
+        """The unit of magnitudes ``a [n]`` that are not all zero."""
+        if self.epsilon:
+            return unit_of_variance(a, self.epsilon)
+        return unit_of_count(a, self.count(a.numel()), self.rounds)
+
+
+@dataclass(frozen=True)
+class DrawnCode:
+    """How wires are coded. index: a code of :data:`grace.kernels.index_lists.codes.CODES`, of both lists."""
+
+    index: str
+
+    @property
+    def counted(self) -> CountedCode:
+        """That of wires with one list, of numbers that are not certain to be kept."""
+        return CountedCode(self.index, False, SIGNS)
+
+    def most(self, n: int) -> int:
+        """Bytes of a wire of n numbers at most."""
+        return COUNTS + 4 * n + 4 + packed_bytes(n, 1) + 4 * most(n, n, self.index) + 16  # fewer may need more
+
+
+class DrawnPlaces(WirePlaces):
+    """Where wires lie.
+
+    Args:
+        widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.
+
+    rooms: int64 ``[W, T]``, for how many numbers of each wire there is room, in both lists together, or without any.
+
+    Raises:
+        PayloadError: a width that no sender writes.
+    """
+
+    def __init__(self, widths: Sequence[Sequence[int]], own: int, sizes: Sequence[int], code: DrawnCode):
+        super().__init__(widths, own, [COUNTS] * len(sizes), list(map(code.most, sizes)))
+        self.rooms = code.counted.rooms(np.array(self.widths, np.int64), np.array(sizes, np.int64))

@@ -1,0 +1,39 @@
+"""The specification: one tensor after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from grace.flags.finite import Flag
+from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
+from grace.kernels.counted.parts import Chosen
+from grace.kernels.many import Many
+from grace.kernels.sampling import Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling.wire import add_sampled_, sample_
+
+
+def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances, step: int) -> Chosen:
+    def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        row, finite = sum_finite_(x, memory, rest)
+        stream = replace(many.streams[t], step=step)
+        wire = sample_(row, chances.unit, stream, chances.factor(row.shape[1]), code.index)
+        if rest is not None:
+            add_sampled_(wire, row, -1.0, code.index)
+        return wire, finite
+
+    return choose_each(many, like.device, write)
+
+
+def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chosen, places: DrawnPlaces) -> None:
+    put_wires(message, chosen, places)
+
+
+def sum_drawn_many(rows: Tensor, many: Many, code: DrawnCode, places: DrawnPlaces, weight: float) -> Tensor:
+    def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
+        x.zero_()
+        for wire in received:
+            add_sampled_(wire, x, weight, code.index)
+
+    return sum_wires(rows, many, places, add_up)

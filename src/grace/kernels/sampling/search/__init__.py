@@ -1,0 +1,1 @@
+"""The search for the units of several tensors, on the device."""
