@@ -56,7 +56,7 @@ def _write(
         valued = start + lane < 0
         if KIND:
             o = tile * TILE + lane
-            word = tl.load(fronts + row) >> (tl.minimum(o, 3) * 8).to(tl.int32)
+            word = (tl.load(fronts + row) >> (tl.minimum(o, front_bytes_of(KIND) - 1) * 8)).to(tl.int32)
             packed = pack_byte(sent + first, tl.maximum(o - front_bytes_of(KIND), 0), k, BITS).to(tl.int32)
             byte = tl.where(valued, tl.where(o < front_bytes_of(KIND), word & 0xFF, packed), 0)
         else:
