@@ -46,6 +46,8 @@ BY_TORCH = (
     "varsparse",
     "strom",
 )
+# So it is of a part of these in buckets of kernels, too: covariances, decompositions, and the moments of distributions.
+PARTLY_BY_TORCH = ("gradiveq", "atomosvd", "sidco:dist=gpareto", "sidco:dist=gamma")
 # Of which the code of an inf, of a wire that is marked, so that nobody reads it, is what the processor makes of it.
 WORDS_OF_INF = ("qsgd:norm=l2",)
 BUCKETS = {**FIXED, **ONE_BY_ONE, **UNEVEN, **TOLD}
@@ -162,7 +164,7 @@ def test_means_and_memories_of_many_numbers(spec: str) -> None:
 )
 @pytest.mark.parametrize("spec", few(BUCKETS))
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, kind: str) -> None:
-    if not is_exact(spec) and spec not in FIXED:
+    if (not is_exact(spec) and spec not in FIXED) or spec.startswith(PARTLY_BY_TORCH):
         pytest.skip("its parts are torch operations")
     (want, told), (got, heard) = (tell(spec, KINDS[kind], dtype, device) for device in (HOST, DEVICE))
     for step, (a, b) in enumerate(zip(heard, told, strict=True)):

@@ -138,15 +138,17 @@ class DDPHandle(Regrouping):
 
     def _gradients(self, bucket: GradBucket) -> dict[str, Tensor]:
         """The bucket's gradients by name, without those of parameters that were frozen before Grace was attached."""
-        parameters = bucket.parameters()
-        for p in parameters:
-            if p not in self._names:
+        names = []
+        for p in bucket.parameters():
+            name = self._names.get(p)
+            if name is None:
                 raise InputError(f"a gradient of {tuple(p.shape)} is of no parameter of the model: it was replaced")
-        names = [self._names[p] for p in parameters]
+            names.append(name)
         if bucket.buffer().is_sparse:
             text = ", ".join(map(repr, names))
             raise InputError(f"the gradient of {text} is sparse; make the layer with sparse=False")
-        return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in self._session.like}
+        like = self._session.like
+        return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in like}
 
     def _check_frozen(self) -> None:
         """Whether what was frozen when Grace was attached still is: nobody exchanges its gradient."""

@@ -24,12 +24,13 @@ from grace.kernels.staging import round_many, widen_many
 @dataclass(frozen=True, slots=True)
 class RoundedBucket:
     """many: the tensors, float32 ``[1, n_t]``. rounded: their numbers in the message ``[s]``, in its dtype. parts: whose they
-    are; where there are several, each begins at a multiple of 4 bytes, with 0 before it.
+    are; where there are several, each begins at a multiple of 4 bytes, with 0 before it, if the message is ``padded``.
     """
 
     many: Many
     rounded: Many
     parts: Parts
+    padded: bool
     message: Tensor
 
     @staticmethod
@@ -44,19 +45,25 @@ class RoundedBucket:
         message = workspace.take((sum(widths),), dtype, device)
         if bucket is None:
             many, rounded = (Many(sizes, (), (), device) for _ in range(2))
-            bucket = RoundedBucket(many, rounded, Parts(tuple(range(len(xs))), widths), message)
-        places = [room[None, :n] for room, n in zip(message.split_with_sizes(widths), sizes, strict=True)]
-        if not bucket.many.point(xs) or not bucket.rounded.point(places):
+            bucket = RoundedBucket(many, rounded, Parts(tuple(range(len(xs))), widths), widths != sizes, message)
+        if not bucket.many.point(xs):
             return None
+        if bucket.message.data_ptr() != message.data_ptr() or not bucket.rounded.xs:
+            places = [room[None, :n] for room, n in zip(message.split_with_sizes(widths), sizes, strict=True)]
+            if not bucket.rounded.point(places):
+                return None
+            bucket = replace(bucket, message=message)
         workspace.kept[key] = bucket
-        return replace(bucket, message=message)
+        return bucket
 
 
 def exchange_rounded(bucket: RoundedBucket, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[None]]]:
     """The results of all tensors, float32 of any shapes, whose means are written over them. What some rank has seen an inf or
     NaN in travels as NaN.
     """
-    many, rounded, message = bucket.many, bucket.rounded, bucket.message.zero_()
+    many, rounded, message = bucket.many, bucket.rounded, bucket.message
+    if bucket.padded:
+        message.zero_()
     finite = round_many(message, many, rounded, 1 / peers.like.world)
     poison_many(finite, rounded)
     answer = yield AllReduce(message, "sum", donate=True, parts=bucket.parts)

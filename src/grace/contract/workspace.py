@@ -27,6 +27,9 @@ class Workspace:
     def __init__(self) -> None:
         self.kept: dict[Hashable, Any] = {}
         self._blocks: list[Tensor] = []  # uint8, in the order of their allocation; the last one is being filled
+        self._views: dict[
+            tuple[int, tuple[int, ...], torch.dtype], Tensor
+        ] = {}  # of the last block, by their first byte
         self._used = 0  # bytes of the last block
         self._taken = 0  # bytes since the last reset
         self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
@@ -42,8 +45,12 @@ class Workspace:
         if block is None or block.device != device or self._used + need > block.numel():
             block = _allocate(max(need, 1 << 12), device)
             self._blocks.append(block)
+            self._views.clear()
             self._used = 0
-        out = block[self._used : self._used + size].view(dtype).view(shape)
+        out = self._views.get((self._used, shape, dtype))
+        if out is None:
+            out = block[self._used : self._used + size].view(dtype).view(shape)
+            self._views[self._used, shape, dtype] = out
         self._used += need
         self._taken += need
         return out
@@ -52,6 +59,8 @@ class Workspace:
         """Frees everything taken. Several blocks become one that is large enough for all of them."""
         if len(self._blocks) > 1 or len(self.kept) > _KEPT:
             self.kept.clear()
+        if len(self._blocks) > 1 or len(self._views) > _KEPT:
+            self._views.clear()
         if len(self._blocks) > 1:
             self._blocks = [_allocate(self._taken, self._blocks[-1].device)]
         self._used = self._taken = 0

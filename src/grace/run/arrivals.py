@@ -32,16 +32,17 @@ class Arrivals:
             InputError: an unknown name, another shape or dtype, a name that comes twice in a step.
         """
         ready = []
+        session, names = self._session, self._names
         for name, x in tensors.items():
-            self._session.check(name, x)
-            if name in self._names:
-                step = self._session.worker.step
+            session.check(name, x)
+            if name in names:
+                step = session.worker.step
                 raise InputError(f"{name!r} comes a second time in step {step}; end the step first (last=True)")
-            self._names.add(name)
+            names.add(name)
             self._tensors[name] = x
             if name in into:
                 self._into[name] = into[name]
-            group = self._session.group_of[name]
+            group = session.group_of[name]
             if len(group.members) == 1 or all(member in self._tensors for member in group.members):
                 ready.append(group)
         return ready

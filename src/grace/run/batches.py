@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
@@ -61,10 +62,23 @@ class Batches:
         self._all: list[_Batch] = []
         self._goes: dict[Any, bool] = {}  # whether tensors of a kind go as a batch
         self._open: dict[Any, _Batch] = {}
+        self._last: tuple[Method[Any], torch.dtype, int, _Batch] | None = None  # whose batch others of this kind join
 
     def add(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
         """The next tensor, of any shape, with its state under this method, and its name."""
-        kind = (id(method), x.dtype, x.get_device())
+        dtype, device, last = x.dtype, x.get_device(), self._last
+        if last is not None and last[0] is method and last[1] is dtype and last[2] == device:
+            batch = last[3]
+        else:
+            batch = self._batch_for(method, x, (id(method), dtype, device))
+        batch.xs.append(x)
+        batch.states.append(state)
+        batch.names.append(name)
+        batch.places.append(self._count)
+        self._count += 1
+
+    def _batch_for(self, method: Method[Any], x: Tensor, kind: tuple[int, torch.dtype, int]) -> _Batch:
+        """The batch that a tensor like this one joins, or begins."""
         key = (*kind, x.shape) if method.needs_shape else kind
         goes = self._goes.get(key)
         if goes is None:
@@ -72,11 +86,8 @@ class Batches:
         batch = self._open.get(kind) if goes else self._begin(method, alone=True)
         if batch is None:
             batch = self._open[kind] = self._begin(method, alone=False)
-        batch.xs.append(x)
-        batch.states.append(state)
-        batch.names.append(name)
-        batch.places.append(self._count)
-        self._count += 1
+        self._last = None if batch.alone or method.needs_shape else (method, *kind[1:], batch)
+        return batch
 
     def _begin(self, method: Method[Any], *, alone: bool) -> _Batch:
         self._all.append(_Batch(method, alone))

@@ -39,7 +39,7 @@ class Findings:
             finite = out.finite
             if easy and finite is True:
                 continue
-            if self._nonfinite != "propagate" or name in owed:
+            if not easy and (self._nonfinite != "propagate" or name in owed):
                 finite = and_(finite, all_finite(out.mean))
             if self._nonfinite == "skip":
                 fill_unless_(finite, out.mean, 0.0)
@@ -62,7 +62,8 @@ class Findings:
         bad: dict[int, list[str]] = {}
         for step, name, finite in self.pending.read():
             if finite:
-                owed.pay(name)
+                if owed.left:
+                    owed.pay(name)
             else:
                 bad.setdefault(step, []).append(name)
         for step, names in bad.items():

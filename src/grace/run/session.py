@@ -286,7 +286,9 @@ class Session(Switching, Keeping):
             self.stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
         for group in groups:
-            for name, mean in group.split(outs[group.name].mean).items():
+            whole = outs[group.name].mean
+            parts = ((group.members[0], whole),) if len(group.members) == 1 else group.split(whole).items()
+            for name, mean in parts:
                 target = into.get(name)
                 if scale != 1.0:
                     mean = torch.mul(mean, scale, out=target)

@@ -127,11 +127,13 @@ class Worker:
             self._before = dict(self._states), self._owed.copy()
             self.workspace.holds = True
         watch = self.watch if all_on_host(tensors.values()) else None
+        owed, ready = self._owed, self._ready
         for name, x in tensors.items():
-            method, state = self._ready(name, x)
+            method, state = ready(name, x)
             if captured:
-                check_capture(name, method, x, self.peer(name), name in self._owed or self.holds or self.measures)
-            self._owed.join(name, x)
+                check_capture(name, method, x, self.peer(name), name in owed or self.holds or self.measures)
+            if owed.left:
+                owed.join(name, x)
             if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
                 watch.see(name, debt, x)
             if self.measures and method != NONE:

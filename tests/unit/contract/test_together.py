@@ -186,6 +186,13 @@ def test_nested_exchanges_say_whose_their_parts_are():
     assert [[answer.tolist() for (answer,) in result] for result in results] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
 
 
+def test_exchanges_of_several_tensors_say_whose_their_parts_are():
+    runs = [packed({0: [1.0], 1: [4.0, 5.0]}), ask(AllReduce(torch.tensor([2.0, 3.0])))]
+    asked, results = rounds(together(runs, places=[(0, 3), (2,)], labels=True))
+    assert [(op.buf.tolist(), op.parts) for op in asked] == [([1, 2, 3, 4, 5], Parts((0, 2, 3), (1, 2, 2)))]
+    assert [answer.tolist() for (answer,) in results] == [[1, 4, 5], [2, 3]]
+
+
 def test_rounds_go_in_the_order_of_the_bucket():
     """Also where the first round was of several kinds."""
     after = [AllReduce(torch.full((1,), float(i))) for i in range(3)]

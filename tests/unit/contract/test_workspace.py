@@ -57,3 +57,19 @@ def test_large_pages_are_asked_for_whatever_is_allocated(monkeypatch):
     space.take(10_000, torch.float32, CPU)
     space.reset()
     assert sizes == [40_000, 40_000, 80_000]
+
+
+def test_what_is_taken_again_is_of_the_block_that_serves_all() -> None:
+    """Views are kept from step to step; those of a block that is gone are not handed out."""
+    workspace, device = Workspace(), torch.device("cpu")
+    for _ in range(3):
+        parts = [workspace.take((3, 500), torch.float32, device) for _ in range(4)]
+        first = [part.data_ptr() for part in parts]
+        for i, part in enumerate(parts):
+            part.fill_(i)
+        assert [float(part.mean()) for part in parts] == [0.0, 1.0, 2.0, 3.0]
+        workspace.reset()
+    again = [workspace.take((3, 500), torch.float32, device) for _ in range(4)]
+    assert [part.data_ptr() for part in again] == first
+    assert len({part.untyped_storage().data_ptr() for part in again}) == 1
+    assert workspace.take((3, 500), torch.int32, device).dtype is torch.int32

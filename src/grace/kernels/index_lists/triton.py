@@ -377,7 +377,7 @@ def read_tables(
 def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
     table = ListTable.of(many, lists)
     tiles = many.pairs((ListTable, lists, "code"), lambda: [block_count(size, TILE) for size in table.sizes])
-    launch(_write, (len(tiles),), many.table, tiles, table.lists, index, message, *[None] * 6, MANY=True,
+    launch(_write, (tiles.shape[0],), many.table, tiles, table.lists, index, message, *[None] * 6, MANY=True,
            TILE=TILE)  # fmt: skip
 
 

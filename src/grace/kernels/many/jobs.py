@@ -98,12 +98,12 @@ class Tensors:
         **constants: Any,
     ) -> Tensor:
         """As :meth:`Rows.encode`: ``[T]`` bool, which tensors were finite."""
-        many, marks = self.many, Marks(self.message, len(self.many))
+        many, marks = self.many, self.many.marks()
         if tells_whole:
             constants["WHOLE"] = per == 8 and many.whole
         heads, tiles = many.heads(many.clip(block)), many.tiles(tile // 8 * per)
         launch(
-            kernel, (len(tiles),), many.table, tiles, heads, many.like, None, None, self.message, marks.clean,
+            kernel, (tiles.shape[0],), many.table, tiles, heads, many.like, None, None, self.message, marks.clean,
             None, None, None, None, step_word(self.step or 0, many.device), known_block(block, max(many.sizes), tile), *args,
             MANY=True, EVEN=many.even, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, **constants,
         )  # fmt: skip
@@ -164,9 +164,9 @@ def add_up_many(
     """Launches the kernel for all tensors, of float32, and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no
     mark.
     """
-    noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
+    noted, tiles = many.marks(marks), many.tiles(TILE)
     launch(
-        kernel, (len(tiles),), many.table, tiles, rows, many.like, noted.clean, None, rows.shape[0], rows.stride(0), 0,
+        kernel, (tiles.shape[0],), many.table, tiles, rows, many.like, noted.clean, None, rows.shape[0], rows.stride(0), 0,
         known_block(block, max(many.sizes)), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
     )  # fmt: skip
     return many.all_of(noted.clean)

@@ -236,7 +236,7 @@ def _settle(table, programs, flags, SMALL: tl.constexpr, DROPS: tl.constexpr, EV
 
 def poison_many(flags: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_poison, (len(tiles),), many.table, tiles, many.like, flags, EVEN=many.even, TILE=TILE)
+    launch(_poison, (tiles.shape[0],), many.table, tiles, many.like, flags, EVEN=many.even, TILE=TILE)
 
 
 def agree_many(
@@ -252,12 +252,12 @@ def agree_many(
     tiles, (W, _s), T, device = many.tiles(TILE), rows.shape, words.shape[0], many.device
     flags = torch.empty(3, T, dtype=torch.bool, device=device)
     headers = torch.empty(W, T, dtype=torch.int32, device=device)
-    launch(_agree, (len(tiles),), many.table, tiles, many.like, rows, words, legal, kept, flags, headers, rows.stride(0), W,
-           many.rows, T, good, KEPT=kept is not None, CLEAR=clear, RANKS=min(_RANKS, power_of_two(W)), EVEN=many.even,
+    launch(_agree, (tiles.shape[0],), many.table, tiles, many.like, rows, words, legal, kept, flags, headers, rows.stride(0),
+           W, many.rows, T, good, KEPT=kept is not None, CLEAR=clear, RANKS=min(_RANKS, power_of_two(W)), EVEN=many.even,
            TILE=TILE)  # fmt: skip
     return flags, headers
 
 
 def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:
     tiles = many.tiles(TILE)
-    launch(_settle, (len(tiles),), many.table, tiles, flags, SMALL=_SMALL, DROPS=drops, EVEN=many.even, TILE=TILE)
+    launch(_settle, (tiles.shape[0],), many.table, tiles, flags, SMALL=_SMALL, DROPS=drops, EVEN=many.even, TILE=TILE)

@@ -56,7 +56,7 @@ def _write(
         valued = start + lane < 0
         if KIND:
             o = tile * TILE + lane
-            word = tl.load(fronts + row) >> (tl.minimum(o, 3) * 8).to(tl.int32)
+            word = (tl.load(fronts + row) >> (tl.minimum(o, front_bytes_of(KIND) - 1) * 8)).to(tl.int32)
             packed = pack_byte(sent + first, tl.maximum(o - front_bytes_of(KIND), 0), k, BITS).to(tl.int32)
             byte = tl.where(valued, tl.where(o < front_bytes_of(KIND), word & 0xFF, packed), 0)
         else:
@@ -311,12 +311,12 @@ def write_tables(
     """Writes what is sent ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire
     (``tiles``).
     """
-    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
+    launch(_write, (tiles.shape[0],), many.table, tiles, lists, sent, index, message, payload.fronts, *[None] * 6, MANY=True,
            NARROW=payload.narrow, **coding(payload.codes), TILE=TILE)  # fmt: skip
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
-    table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
+    table, marks, add = ListTable.of(many, pairs.lists), many.marks(), False
     for part in rows.split(AT_ONCE):
         index = table.read(part, many, marks.clean)
         sum_tables(part, many, table.lists, index, table.steps, weight, marks, pairs.narrow, each=False, add=add,
@@ -337,7 +337,7 @@ def sum_tables(
     """
     tiles, W = many.tiles(_OWNED), len(rows) << pairs
     plane = index.shape[1] if plane is None else plane
-    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
+    launch(_sum_lists, (tiles.shape[0],), many.table, tiles, lists, rows, index, many.like, marks.clean, len(many), W,
            plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, PAIRS=pairs,
            ADD=add, NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
@@ -345,23 +345,32 @@ def sum_tables(
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(
-        _clear, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, flags, ROWS=many.rows, TILE=TILE
+        _clear,
+        (tiles.shape[0],),
+        many.table,
+        tiles,
+        many.kept(lists.kept),
+        index,
+        values,
+        flags,
+        ROWS=many.rows,
+        TILE=TILE,
     )
 
 
 def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
-    launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
+    launch(_put, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
 def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
     tiles = _tiles_of(many, lists)
-    launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
+    launch(_take, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, many.like, message,
            HELD=many.rests is not None, CLEAR=clear, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
 def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
-    table, marks = ListTable.of(many, lists), Marks(message, len(many))
+    table, marks = ListTable.of(many, lists), many.marks()
     wires = message.view(torch.uint8)[None]
     sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
     return many.all_of(marks.clean)

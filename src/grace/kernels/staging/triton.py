@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, launch
+from grace.compute.launching import TILE, launch
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import add_product, load_number, load_sum, load_tile, magnitude, mark_if, store_tile
@@ -154,58 +154,60 @@ def _widen(table, programs, like, rounded, marks, EVEN: tl.constexpr, TILE: tl.c
 
 def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
     tiles = rooms.tiles(TILE)
-    launch(_pad, (len(tiles),), many.table, tiles, many.like, rooms.table, HAS_MEMORY=many.memories is not None,
+    launch(_pad, (tiles.shape[0],), many.table, tiles, many.like, rooms.table, HAS_MEMORY=many.memories is not None,
            EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
 
 
 def sum_many(like: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_sum, (len(tiles),), many.table, tiles, like, HAS_MEMORY=many.memories is not None, EVEN=many.even,
+    launch(_sum, (tiles.shape[0],), many.table, tiles, like, HAS_MEMORY=many.memories is not None, EVEN=many.even,
            TILE=TILE)  # fmt: skip
 
 
 def weigh_many(weights: Tensor, share: float, many: Many, *, once: bool = True) -> None:
     tiles = many.tiles(TILE)
-    launch(_weigh, (len(tiles),), many.table, tiles, many.like, weights, share, ONCE=once, EVEN=many.even, TILE=TILE)
+    launch(
+        _weigh, (tiles.shape[0],), many.table, tiles, many.like, weights, share, ONCE=once, EVEN=many.even, TILE=TILE
+    )
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_fetch, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+    launch(_fetch, (tiles.shape[0],), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
 
 
 def scale_many(factors: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_scale, (len(tiles),), many.table, tiles, many.like, factors.float(), EVEN=many.even, TILE=TILE)
+    launch(_scale, (tiles.shape[0],), many.table, tiles, many.like, factors.float(), EVEN=many.even, TILE=TILE)
 
 
 def clear_many(flags: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_clear, (len(tiles),), many.table, tiles, many.like, flags, many.rows, EVEN=many.even, TILE=TILE)
+    launch(_clear, (tiles.shape[0],), many.table, tiles, many.like, flags, many.rows, EVEN=many.even, TILE=TILE)
 
 
 def finite_many(flags: Tensor, many: Many) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_look, (len(tiles),), many.table, tiles, marks.clean, EVEN=many.even, TILE=TILE)
+    tiles, marks = many.tiles(TILE), many.marks()
+    launch(_look, (tiles.shape[0],), many.table, tiles, marks.clean, EVEN=many.even, TILE=TILE)
     return flags & many.all_of(marks.clean)
 
 
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_narrow, (len(tiles),), many.table, tiles, many.like, rooms.table, marks.clean,
+    tiles, marks = many.tiles(TILE), many.marks()
+    launch(_narrow, (tiles.shape[0],), many.table, tiles, many.like, rooms.table, marks.clean,
            HAS_REST=many.rests is not None, EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
     return flags & many.all_of(marks.clean)
 
 
 def round_many(message: Tensor, many: Many, rounded: Many, weight: float) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_round, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.clean, weight,
+    tiles, marks = many.tiles(TILE), many.marks()
+    launch(_round, (tiles.shape[0],), many.table, tiles, rounded.like, rounded.table, marks.clean, weight,
            EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
     return many.all_of(marks.clean)
 
 
 def widen_many(message: Tensor, rounded: Many, many: Many) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
-    launch(_widen, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.clean,
+    tiles, marks = many.tiles(TILE), many.marks()
+    launch(_widen, (tiles.shape[0],), many.table, tiles, rounded.like, rounded.table, marks.clean,
            EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
     return many.all_of(marks.clean)

@@ -248,7 +248,7 @@ class Subsets:
         self._words.zero_()
         tiles = many.pairs((Subsets, drawing, "draw"), lambda: list(map(_programs, self._counts, drawing.kept)))
         of, turn = (0, step) if drawing.cyclic else (step, None)
-        launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self.index, self._words, drawing.unit,
+        launch(_draw, (tiles.shape[0],), many.table, tiles, self._kept(), self._heads(), self.index, self._words, drawing.unit,
                step_word(of, many.device), turn, LISTED=drawing.block is None, CYCLIC=drawing.cyclic, SORTED=SORTED_SUBSET,
                RANKED=_RANKED, CHUNK=_CHUNK, TILE=DRAWN)  # fmt: skip
         if self._before is not None:
@@ -259,7 +259,7 @@ class Subsets:
 
     def take(self, message: Tensor, left: Sequence[float]) -> Tensor:
         """As :func:`grace.kernels.subsets.take_subsets_many`."""
-        many, marks = self._many, Marks(message, len(self._many))
+        many, marks = self._many, self._many.marks()
         if self._before is not None:
             message.zero_()
         launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
@@ -268,7 +268,7 @@ class Subsets:
 
     def put(self, message: Tensor, weight: Sequence[float], into: Many) -> Tensor:
         """As :func:`grace.kernels.subsets.put_subsets_many`."""
-        marks = Marks(message, len(self._many))
+        marks = self._many.marks()
         launch(_put_drawn, *self._arguments(into, message, marks, weight), EVEN=into.even, LISTED=self._before is None,
                TILE=TILE)  # fmt: skip
         return marks.clean
@@ -277,7 +277,7 @@ class Subsets:
         many, tiles = self._many, self._many.tiles(TILE)
         factors = tuple(factors)
         return (
-            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.clean, self.index,
+            (tiles.shape[0],), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.clean, self.index,
             self._words, self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
         )  # fmt: skip
 
