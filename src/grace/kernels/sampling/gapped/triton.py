@@ -122,20 +122,20 @@ def sum_gapped(rows: Tensor, many: Many, index: str, places: WirePlaces, weight:
     )  # fmt: skip
     all_of_them, marks = many.once(("wires", W), lambda: Many(sizes, (), (), device)), Marks(rows, W * T)
     all_of_them.point(list(many.xs) * W)
-    found, ends, flat = list[Tensor](), torch.zeros_like(rooms), rows.view(-1)
+    indices, ends, flat = list[Tensor](), torch.zeros_like(rooms), rows.view(-1)
     for which, of in enumerate(lists):
         table = GapTable(sizes, device, of)
         lines = table.lists.clone()
         lines[:, 7] = begins
         look = None if which else partial(_note_ends, ends, flat, lines, of.index == "delta")
-        found.append(read_lists(flat[None], (rooms - ends)[None], all_of_them, table, programs[which], programs[2 + which],
+        indices.append(read_lists(flat[None], (rooms - ends)[None], all_of_them, table, programs[which], programs[2 + which],
                                 lines, marks.clean, look)[0])  # fmt: skip
         ends = ends.clamp_min(0).minimum(rooms)
         begins = begins + lines[:, 6] + ends
     own, steps = Marks(rows, T), max(1, *map(max, parts.counts)).bit_length()
     for first in range(0, W, AT_ONCE // 2):
         part = slice(first, first + AT_ONCE // 2)
-        sum_tables(rows[part], many, sent[part].contiguous(), torch.cat(found)[None], steps, weight, own, False, each=True,
+        sum_tables(rows[part], many, sent[part].contiguous(), torch.cat(indices)[None], steps, weight, own, False, each=True,
                    add=first > 0, codes=SIGNS, plane=0, pairs=True)  # fmt: skip
     return own.clean & (marks.clean & fine).view(W, T).all(dim=0)
 
