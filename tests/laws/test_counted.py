@@ -75,6 +75,13 @@ AT_NIGHT = {
     "varsparse:alpha=0.5,index=raw": SMALL,
     "varsparse:alpha=0.5,index=rice,zeta=0.5": SHAPES,
     "varsparse:keep_error=false,alpha=0.9": LARGE,
+    "adaq:ratio=0.2": SHAPES,
+    "adaq:ratio=0.02,index=elias-fano": LARGE,
+    "adaq:ratio=0.3,joint=true,index=raw": SMALL,
+    "adaq:ratio=0.5,joint=true,index=delta,memory=none": LARGE,
+    "adaq:ratio=0.3,index=rice": SHAPES,
+    "adaq:ratio=1,index=bitmap,memory=none": SMALL,
+    "adaq:ratio=0.2,sample=4": MIXED,  # of which each tensor goes alone
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
@@ -91,16 +98,19 @@ AT_NIGHT = {
     "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,
     "3lc:s=1.9,memory=none": MIXED,
+    "sketchml": SMALL,
+    "sketchml:quantiles=5,groups=3,rows=1,share=1,index=raw": MIXED,
+    "sketchml:quantiles=40,groups=40,rows=3,index=elias-fano,memory=none": MIXED,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
     "inceptionn": 8, "varsparse": 12,
-    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "atomo": 13,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "atomo": 13, "adaq": 20, "sketchml": 21,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
-TOLD = {"3lc": ("scan_kernel", "total", 1)}
+TOLD = {"3lc": ("scan_kernel", "total", 1), "adaq": ("_plan", "widths", 14), "sketchml": ("_lay", "widths", 80)}
 
 
 @functools.cache

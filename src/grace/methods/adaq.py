@@ -8,15 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
-from grace.kernels import select_topk
-from grace.kernels.coded import wire as coded_wire
+from grace.kernels import Chosen, CountedCode, Many, SideSelection, choose_sides_many, select_topk
+from grace.kernels.coded import SideMeans
+from grace.kernels.coded.wire import add_coded_, write_means_
 from grace.kernels.index_lists.codes import IndexCode, pad
-from grace.kernels.places import add_at_
-from grace.methods.common.counts import count_kept
+from grace.methods.common.counts import KeptOfEach, count_kept
 from grace.random import Stream
 from grace.registry import register
 
@@ -61,22 +60,30 @@ class AdaQ(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         encoded = []
         for j, row in enumerate(rows):  # [n]
-            sides = [row != 0] if self.joint else [row > 0, row < 0]
-            chosen = [self._largest(row, side, rng.fork(2 * j + s)) for s, side in enumerate(sides)]
-            index = torch.cat(chosen).sort().values  # [k]
-            values = row[index]
-            means = torch.stack([_mean(values[values > 0]), _mean(values[values < 0]).neg()])  # [2]
-            encoded.append(coded_wire.join(means, index, values > 0, 1, row.numel(), self.index))
-            if keep_rest:
-                row[index] -= torch.where(values > 0, means[0], -means[1])
+            index = self._sampled(row, j, rng) if self.sample else self._selection.select(row)  # [k]
+            encoded.append(write_means_(row, index, self.index, keep_rest=keep_rest))
         return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        head = ("means", torch.float32, 2)
-        for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
-            means, index, positive = coded_wire.split(one, head, 1, row.numel(), self.index)
-            means = wires.check_scale("means", means)
-            add_at_(row, 0, index, torch.where(positive.bool(), means[0], -means[1]) * scale)
+        for part, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
+            add_coded_(part, row, scale, SideMeans(), self.index)
+
+    @property
+    def counted(self) -> CountedCode | None:
+        return None if self.sample else CountedCode(self.index, False, SideMeans())
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        return choose_sides_many(many.like, many, code, self._selection)
+
+    @property
+    def _selection(self) -> SideSelection:
+        return SideSelection(KeptOfEach(self.ratio), self.joint)
+
+    def _sampled(self, row: Tensor, j: int, rng: Stream) -> Tensor:
+        """The places ``[k]`` of what reaches the thresholds that samples of row j ``[n]`` give, ascending."""
+        sides = [row != 0] if self.joint else [row > 0, row < 0]
+        chosen = [self._largest(row, side, rng.fork(2 * j + s)) for s, side in enumerate(sides)]
+        return torch.cat(chosen).sort().values
 
     def _largest(self, row: Tensor, side: Tensor, rng: Stream) -> Tensor:
         """The positions of the largest magnitudes among those where ``side [n]`` is true, ascending; at least one."""
@@ -85,7 +92,7 @@ class AdaQ(Compressor):
         if m == 0:
             return at
         size = row[at].abs()
-        if self.sample == 0 or self.sample >= m:
+        if self.sample >= m:
             return at[select_topk(size[None], count_kept(self.ratio, m))[0]]
         seen = size[rng.subset(m, self.sample, row.device)]
         limit = seen.topk(count_kept(self.ratio, self.sample), sorted=False).values.amin()
@@ -93,8 +100,3 @@ class AdaQ(Compressor):
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=1 / n**2 if self.sample else self.ratio / n, deterministic=self.sample == 0)
-
-
-def _mean(values: Tensor) -> Tensor:
-    """The mean in float64, 0 of nothing, as float32."""
-    return (values.double().sum() / max(1, values.numel())).float()

@@ -32,7 +32,7 @@ POINTERS = {
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
-    "finer": "*i32", "fronts": "*i32",
+    "finer": "*i32", "fronts": "*i32", "signs": "*i32", "places": "*i64",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
@@ -71,7 +71,15 @@ HASHED = {
 }  # fmt: skip
 QUANTILES = {
     "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
+    "zs": "*i32",
 }  # fmt: skip
+MINMAX = {
+    "shapes": "*i64", "zs": "*i32", "cells": "*i32", "sides": "*i32", "groups": "*i64", "least": "*i32", "share": "*fp64",
+    "where": "*i64", "widths": "*i64", "ends": "*i64", "keys": "*i64", "drawn": "*i64", "message": "*u8", "values": "*fp32",
+    "q": "i64", "R": "i64", "behind": "i64",
+}  # fmt: skip
+# Groups, bits of their number, and a power of two above.
+FEW, ALL_BUCKETS = {"G": 8, "GROUP_BITS": 3, "SIZE": 32}, {"G": 256, "GROUP_BITS": 8, "SIZE": 256}
 SAMPLES = {
     "goals": "*fp64", "spreads": "*fp64", "after": "*fp64", "units": "*fp64", "following": "*fp64", "sums": "*fp64",
     "before": "*fp64", "widths": "*i64", "where": "*i64", "sizes": "*i64", "message": "*u8", "signs": "*u8", "rows": "i64",
@@ -81,10 +89,11 @@ QUARTIC = {"digits": "*u8", "lasts": "*i32", "where": "*i64", "widths": "*i64", 
 TAGGED = {"tops": "*fp32", "where": "*i64", "widths": "*i64", "message": "*u8"}
 AGREED = {"words": "*i64", "legal": "*i1", "kept": "*i1", "headers": "*i32", "number": "i32"}
 LIST_EACH = {**LIST_MANY, "EACH": 1}
-# What travels: values, or codes of one of two kinds, in so many bits.
+# What travels: values, or codes of one of three kinds, in so many bits.
 VALUES = {"KIND": 0, "MOST": 0, "BITS": 0, "fronts": None}
 QUANTA = {"KIND": 1, "MOST": 65536, "BITS": 17, "sent": "*i32"}
 SIGNS = {"KIND": 1, "MOST": 1, "BITS": 1, "sent": "*i32"}
+SIDES = {"KIND": 3, "MOST": 1, "BITS": 1, "sent": "*i32", "fronts": "*i64"}
 POWERS = {"KIND": 2, "MOST": 7, "BITS": 4, "sent": "*i32"}
 FACTOR = {**_NO_TABLE, "sides": None, "MANY": 0, "EVEN": 0}
 FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
@@ -189,20 +198,25 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
     "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
     "kernels.selection.tiles._estimate": ({}, [
-        {**how, "HAS_MEMORY": 1, "COLUMNS": 10, "BITS": 16, "SAMPLE": 8192}
-        for how in (
-            {"n": None, "e": None, "k": None, "MANY": 1, "EVEN": 1}, {"table": None, "kept": None, "MANY": 0, "EVEN": 0}
+        {**how, "HAS_MEMORY": 1, "SIDES": sides, "COLUMNS": 10, "BITS": 16, "SAMPLE": 8192}
+        for sides, how in (
+            (1, {"n": None, "e": None, "k": None, "MANY": 1, "EVEN": 1}),
+            (1, {"table": None, "kept": None, "MANY": 0, "EVEN": 0}),
+            (2, {"n": None, "e": None, "k": None, "MANY": 1, "EVEN": 1}),
         )
     ]),
     "kernels.selection.tiles._measure": ({}, [
-        {**how, "HAS_MEMORY": 1, "COPY": 1, "NOTE": note, "TOPK": topk, "COLUMNS": 10, "ROOM": 512, "TILE": 4096}
+        {"SIGNS": 0, "signs": None, "SIDES": 1, **how, "HAS_MEMORY": 1, "COPY": 1, "NOTE": note, "TOPK": topk, "COLUMNS": 10,
+         "ROOM": 512, "TILE": 4096}
         for note, topk, how in (
             (1, 1, {**SUMS_MANY, "EACH": 0}), (1, 0, {**LOOK, "state": None, "EACH": 0}),
             (1, 0, {**SUMS_MANY, "state": None, "EACH": 1}), (0, 0, {**LOOK, "state": None, "EACH": 0}),
+            (1, 1, {**SUMS_MANY, "EACH": 0, "SIDES": 2}), (0, 0, {**SUMS_MANY, "EACH": 0, "SIGNS": 1, "signs": "*i32"}),
         )
     ]),
     "kernels.counted._plan": ({"total": "*i32", "widths": "*i64"}, [
-        {"VALUE": value, "CODE": code, **said} for value, code, said in ((4, 3, VALUES), (2, 2, VALUES), (4, 3, QUANTA))
+        {"VALUE": value, "CODE": code, **said} for value, code, said in ((4, 3, VALUES), (2, 2, VALUES), (4, 3, QUANTA),
+                                                                         (4, 3, SIDES))
     ]),
     "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
@@ -210,7 +224,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.counted._open": ({"where": "*i64"}, [
         {"VALUE": value, "CODE": code, **said}
-        for value, code, said in ((4, 3, VALUES), (2, 0, VALUES), (4, 3, QUANTA), (4, 3, POWERS))
+        for value, code, said in ((4, 3, VALUES), (2, 0, VALUES), (4, 3, QUANTA), (4, 3, POWERS), (4, 3, SIDES))
     ]),
     "kernels.sampling.search._look": (SAMPLES, [
         {"START": start, "FIRST": first, "SQUARES": squares, "EVEN": 1, "ROWS": 4}
@@ -227,10 +241,15 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sampling._open": (DRAWN, [{"CODE": 3}]),
     "kernels.selection._pick": ({}, [{"BINS": 1024, "COLUMNS": 10}]),
     "kernels.selection._refine": ({}, [
-        {**how, "ROUND": r, "BINS": bins, "FINER": finer, **NOTED}
-        for r, bins, finer, how in ((0, 0, 2048, LOOK_MANY), (1, 2048, 1024, LOOK), (2, 1024, 1024, LOOK_MANY))
+        {**how, "SIDES": sides, "ROUND": r, "BINS": bins, "FINER": finer, **NOTED}
+        for sides, r, bins, finer, how in ((1, 0, 0, 2048, LOOK_MANY), (1, 1, 2048, 1024, LOOK), (1, 2, 1024, 1024, LOOK_MANY),
+                                           (2, 0, 0, 2048, LOOK_MANY), (2, 2, 1024, 1024, LOOK_MANY))
     ]),
-    "kernels.selection._tally": ({}, [{**how, "BINS": 1024, **NOTED} for how in (LOOK_MANY, LOOK)]),
+    "kernels.selection._tally": ({}, [
+        {**how, "SIDES": sides, "BINS": 1024, **NOTED} for sides, how in ((1, LOOK_MANY), (1, LOOK), (2, LOOK_MANY))
+    ]),
+    "kernels.selection.sides._list": ({}, [{**LOOK_MANY, "SIDES": sides, **NOTED} for sides in (2, 1)]),
+    "kernels.counted.sided._encode": ({}, [{"KEEP_REST": rest, "EVEN": 1, "TILE": 1024, **SIDES} for rest in (1, 0)]),
     "kernels.selection._emit": ({}, [
         {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, **NOTED, **VALUES}
         for topk, listed, how in (
@@ -274,7 +293,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, **said, "TILE": 1024}
         for how, narrow, said in ((LIST_MANY, 0, VALUES), (LIST, 1, VALUES), (LIST_MANY, 0, SIGNS), (LIST_MANY, 0, QUANTA),
-                                  (LIST_MANY, 0, POWERS))
+                                  (LIST_MANY, 0, POWERS), (LIST_MANY, 0, SIDES))
     ]),
     "kernels.sparse._sum_lists": ({}, [
         {**how, "ADD": add, "NARROW": add, "PAIRS": 0, **said, "COUNT": 7, "STEP": 1, "UNIT": unit, "LISTS": 8,
@@ -282,6 +301,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         for how, add, said, unit in (
             (LIST_EACH, 0, VALUES, 0), (LIST_MANY, 0, {**VALUES, "BITS": 3}, 3), (LIST, 1, VALUES, 0),
             (LIST_MANY, 0, VALUES, 1), (LIST_EACH, 0, SIGNS, 0), (LIST_EACH, 0, QUANTA, 0), (LIST_EACH, 0, POWERS, 0),
+            (LIST_EACH, 0, SIDES, 0),
             (LIST_EACH, 0, {**SIGNS, "PAIRS": 1}, 0),
         )
     ]),
@@ -296,11 +316,24 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"HAS_MEMORY": has, "HAS_REST": has, "EVEN": 1, "TILE": 1024} for has in (1, 0)
     ]),
     "kernels.quantiles._sample": (QUANTILES, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (1, 0)]),
-    "kernels.quantiles._cut": (QUANTILES, [{"ZERO_EDGE": size > 2, "SIZE": size} for size in (16, 2, 256)]),
+    "kernels.quantiles._cut": (QUANTILES, [
+        {"ZERO_EDGE": size > 2, "TELLS": size == 16, "SIZE": size} for size in (16, 2, 256)
+    ]),
     "kernels.quantiles._encode": (QUANTILES, [
         {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
     ]),
-    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "LANES": 1024} for held in (1, 0)]),
+    "kernels.quantiles._add": (QUANTILES, [
+        {"HELD": held, "LISTED": listed, "EVEN": 1, "LANES": 1024}
+        for held, listed in ((1, 0), (0, 0), (1, 1))
+    ]),
+    "kernels.minmax._look": (MINMAX, [{"TILE": 1024}]),
+    "kernels.minmax._encode": (MINMAX, [{"BITS": bits, "TILE": 1024} for bits in (4, 1, 8)]),
+    "kernels.minmax._lay": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 2))]),
+    **{
+        f"kernels.minmax.{name}": (MINMAX, [{**how, "EVEN": 1, "TILE": 1024} for how in (FEW, ALL_BUCKETS)])
+        for name in ("_hash", "_drop", "_write", "_tally", "_bound", "_decode")
+    },
+    "kernels.minmax._open": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 0))]),
     "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
     "kernels.quantiles._sum": (QUANTILES, [
         {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
@@ -365,10 +398,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at",
     "kernels.many.blocks_at",
-    "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection.tiles.tiles_at",
+    "kernels.selection.tiles.row_at", "kernels.selection.tiles.row_of", "kernels.selection._search_of",
+    "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
-    "kernels.tagged._tags",
+    "kernels.tagged._tags", "kernels.minmax._chosen", "kernels.minmax._groups_at",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.

@@ -14,6 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels.packing import packed_bytes
+from grace.kernels.statistics import block_sum
 
 BIAS = 127  # of an exponent on the wire: 1 to 254 for 2**-126 to 2**127
 SPAN = 7  # powers of two below the largest that can be sent
@@ -93,18 +94,59 @@ class Powers:
         return torch.where(codes >> 3 == 1, -size, size)
 
 
-Codes: TypeAlias = Quanta | Powers
+@dataclass(frozen=True)
+class SideMeans:
+    """The mean of the positive numbers, code 1, and that of the negative ones, code 0: the front is the first, and the second
+    without its sign.
+    """
+
+    most: int = 1
+    kind: ClassVar[int] = 3
+    field: ClassVar[tuple[str, torch.dtype, int]] = ("means", torch.float32, 2)
+    bits: ClassVar[int] = 1
+
+    def front(self, word: Tensor) -> Tensor:
+        """float32 ``[2]`` of their bits, int64 ``[1]``."""
+        return word.view(torch.float32)
+
+    def front_of(self, numbers: Tensor) -> Tensor:
+        """float32 ``[2]``: the means of ``numbers [k]``, of which those of the other side count as zeros in sums in the order
+        of :func:`grace.kernels.statistics.block_sum`; 0 of nothing.
+        """
+        k, total = numbers.numel(), numbers.new_zeros(2, dtype=torch.float64)
+        if k:
+            parts = torch.stack((numbers.clamp(min=0), numbers.clamp(max=0)))
+            counts = torch.stack(((numbers > 0).sum(), (numbers < 0).sum()))
+            total = block_sum(parts, k)[:, 0] / counts.clamp_min_(1)
+        return torch.stack((total[0], -total[1])).float()
+
+    def encode(self, numbers: Tensor, front: Tensor) -> Tensor:
+        """Bool ``[k]``: the codes of ``numbers [k]``."""
+        return numbers > 0
+
+    def decode(self, codes: Tensor, front: Tensor) -> Tensor:
+        """As :meth:`Quanta.decode`, float32 ``[k]``.
+
+        Raises:
+            PayloadError: a front that no sender writes.
+        """
+        means = wires.check_scale("means", front)
+        return torch.where(codes.bool(), means[0], -means[1])
+
+
+Codes: TypeAlias = Quanta | Powers | SideMeans
 
 
 def coded_bytes(codes: Codes, k: int) -> int:
     """Bytes of a front and k codes."""
-    return codes.field[1].itemsize + packed_bytes(k, codes.bits)
+    _name, dtype, count = codes.field
+    return count * dtype.itemsize + packed_bytes(k, codes.bits)
 
 
 @dataclass(frozen=True)
 class Payload:
     """What travels of the numbers of several rows. narrow: the nearest bfloat16 of each. codes: these, behind ``fronts [T]``
-    int32, the bits of a float32 or an exponent.
+    int32, the bits of a float32 or an exponent, or int64, those of two float32.
     """
 
     narrow: bool

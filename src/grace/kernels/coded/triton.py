@@ -1,5 +1,5 @@
 """What codes stand for, for the Triton kernels of other families. KIND: which of :data:`grace.kernels.coded.Codes` it is;
-MOST: its ``most``. Fronts are int32 words: the bits of a float32, or an exponent.
+MOST: its ``most``. Fronts are int32 words, the bits of a float32 or an exponent; or int64, those of two float32.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def code_of_number(p, word, KIND: tl.constexpr, MOST: tl.constexpr):
         level = tl.maximum(quotient.to(tl.int32).to(tl.float32), 1.0)
         level = tl.maximum(level - (level * tau > size).to(tl.float32), 1.0)
         code = (p > 0).to(tl.int32) | ((level.to(tl.int32) - 1) << 1)
+    elif KIND == 3:
+        code = (p > 0).to(tl.int32)
     else:
         small = (magnitude(p) < 0x00800000).to(tl.int32)
         size = magnitude(tl.where(small > 0, p * 16777216.0, p))
@@ -35,6 +37,10 @@ def number_of_code(code, word, KIND: tl.constexpr):
     if KIND == 1:
         size = ((code >> 1) + 1).to(tl.float32) * word.to(tl.float32, bitcast=True)
         positive = (code & 1) > 0
+    elif KIND == 3:
+        positive = (code & 1) > 0
+        upper, lower = word.to(tl.int32), (word >> 32).to(tl.int32)
+        size = tl.where(positive, upper, lower).to(tl.float32, bitcast=True)
     else:
         last = (word == 0).to(tl.int32)  # 2**-127 is not normal
         size = power_of_two_as_float(tl.minimum(word + last, 254) - 127) * power_of_two_as_float(-(code & 7) - last)
@@ -45,7 +51,7 @@ def number_of_code(code, word, KIND: tl.constexpr):
 @triton.jit
 def front_bytes_of(KIND: tl.constexpr):
     """Of a front."""
-    return 4 if KIND == 1 else 1
+    return 4 if KIND == 1 else 8 if KIND == 3 else 1
 
 
 @triton.jit
@@ -55,6 +61,10 @@ def front_at(at, KIND: tl.constexpr):
         front = load_float(at, True)
         word = word_of(front)
         good = (front >= 0) & (front < float("inf"))
+    elif KIND == 3:
+        front, other = load_float(at, True), load_float(at + 4, True)
+        word = (word_of(front).to(tl.int64) & 0xFFFFFFFF) | (word_of(other).to(tl.int64) << 32)
+        good = (front >= 0) & (front < float("inf")) & (other >= 0) & (other < float("inf"))
     else:
         word = tl.load(at).to(tl.int32)
         good = word <= 254

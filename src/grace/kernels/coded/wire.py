@@ -1,7 +1,7 @@
 """The wires of methods that send a few bits for each number, or for each of a list of places: signs, levels, exponents.
 
-:func:`write_coded_` and :func:`add_coded_` are for what :data:`grace.kernels.coded.Codes` says of numbers; :func:`join` and
-:func:`split` for any codes.
+:func:`write_coded_`, :func:`write_means_` and :func:`add_coded_` are for what :data:`grace.kernels.coded.Codes` says of
+numbers; :func:`join` and :func:`split` for any codes.
 
 Letters: n numbers, of which k are sent; a head of f numbers that apply to all of them.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels.coded import Codes
+from grace.kernels.coded import Codes, SideMeans
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.places import add_at_
 from grace.kernels.selection import select_at_least
@@ -53,9 +53,24 @@ def write_coded_(
     With ``keep_rest`` the row keeps what the wire leaves out.
     """
     index = select_at_least(row, bound, strict=strict) if float(front) > 0 else row.new_empty(0, dtype=torch.int64)
-    told = codes.encode(row[index], front)
+    return _write_(row, index, row[index], front, codes, code, keep_rest=keep_rest)
+
+
+def write_means_(row: Tensor, index: Tensor, code: str, *, keep_rest: bool) -> Tensor:
+    """The numbers of a finite ``row [n]`` at ``index [k]``, ascending, none of them 0, as the means of both sides -> wire
+    uint8 ``[w]``. With ``keep_rest`` the row keeps what the wire leaves out.
+    """
+    codes, values = SideMeans(), row[index]
+    return _write_(row, index, values, codes.front_of(values), codes, code, keep_rest=keep_rest)
+
+
+def _write_(
+    row: Tensor, index: Tensor, values: Tensor, front: Tensor, codes: Codes, code: str, *, keep_rest: bool
+) -> Tensor:
+    """The wire of ``values [k]``, those of the row at ``index [k]``."""
+    told = codes.encode(values, front)
     if keep_rest:
-        row[index] -= codes.decode(told, front)
+        row[index] = values - codes.decode(told, front)
     return join(front, index, told, codes.bits, row.numel(), code)
 
 

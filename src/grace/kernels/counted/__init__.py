@@ -15,6 +15,7 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.counted.parts import Chosen, CountedCode, CountedPlaces
 from grace.kernels.counted.sampled import Sampling
+from grace.kernels.counted.sides import SideSelection
 from grace.kernels.many import Many
 
 __all__ = [
@@ -22,9 +23,11 @@ __all__ = [
     "CountedCode",
     "CountedPlaces",
     "Sampling",
+    "SideSelection",
     "choose_coded_many",
     "choose_reaching_many",
     "choose_sampled_many",
+    "choose_sides_many",
     "sum_counted_many",
     "write_chosen_many",
 ]
@@ -48,6 +51,13 @@ def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedC
 def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Chosen:
     """Of each tensor plus its memory what ``sampling`` selects in this step, with the stream of the tensor, forked by 0.
     Rests, if there are any, become that sum, or 0 where it is not finite; ``like`` is a number on the device.
+    """
+
+
+@operation
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Chosen:
+    """Of each tensor plus its memory what ``sides`` selects, as codes of :class:`grace.kernels.coded.SideMeans`; nothing where
+    it is not finite. Rests, if there are any, become that sum; ``like`` is a number on the device.
     """
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from grace.flags.finite import Flag
-from grace.kernels.coded.wire import add_coded_, write_coded_
-from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
+from grace.kernels.coded.wire import add_coded_, write_coded_, write_means_
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling, SideSelection
 from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
 from grace.kernels.many import Many
 from grace.kernels.sparse import payloads
@@ -41,6 +41,14 @@ def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: S
         row, finite = sum_finite_(x, memory, rest)
         selected = sampling.select(t, row[0], replace(many.streams[t], step=step).fork(0))
         return payloads.write_counted_(row, [selected], code.index, code.values, rest is not None), finite
+
+    return choose_each(many, like.device, write)
+
+
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Chosen:
+    def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        row, finite = sum_finite_(x, memory, rest)
+        return write_means_(row[0], sides.select(row[0]), code.index, keep_rest=rest is not None)[None], finite
 
     return choose_each(many, like.device, write)
 

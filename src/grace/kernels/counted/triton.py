@@ -19,12 +19,14 @@ from grace import wire as wires
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.coded import Payload
 from grace.kernels.coded.triton import coding, front_at, front_bytes_of
-from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling, SideSelection
 from grace.kernels.counted.gapped.triton import choose_gapped, sum_gapped, write_gapped
 from grace.kernels.counted.parts import COUNT
+from grace.kernels.counted.sided.triton import ListedSides, list_sides
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.minmax.parts import MinMaxPlaces
 from grace.kernels.selection.tiles.triton import MOST, Look, Notes, measure_many
 from grace.kernels.selection.triton import Largest, Reaching, find_kth
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
@@ -168,22 +170,22 @@ def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, E
 class Lists:
     """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
     which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those of the
-    values, and where these begin. fronts: int32 ``[T]``, if codes travel.
+    values, and where these begin. fronts: int32 or int64 ``[T]``, if codes travel.
     """
 
-    picked: Reaching | Largest
+    picked: Reaching | Largest | ListedSides
     lists: Tensor
     fronts: Tensor | None = None
 
 
-class _PlacesThere:
+class PlacesThere:
     """Where wires lie, and what programs write and read them, on the device: one copy for each step.
 
     where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where the lists that are written begin.
-    written, read, spans: the programs. plane: room for what a worker's lists hold.
+    written, read, spans: the programs. plane: room for what a worker's lists hold. more: on the device, too.
     """
 
-    def __init__(self, places: CountedPlaces, many: Many):
+    def __init__(self, places: CountedPlaces | MinMaxPlaces, many: Many, *more: Tensor):
         widths, rooms, listed = (torch.from_numpy(x) for x in (np.array(places.widths), places.rooms, places.listed))
         own = rooms[places.own]
         # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
@@ -193,15 +195,15 @@ class _PlacesThere:
         read = -(-bits.amax(dim=0) // LIST_BITS)
         parts = (
             torch.stack((at, widths, listed.cumsum(1) - listed), dim=2), own.cumsum(0) - own, spans_of(read),
-            pair_programs(-(-widths[places.own] // TILE)), pair_programs(read),
+            pair_programs(-(-widths[places.own] // TILE)), pair_programs(read), *more,
         )  # fmt: skip
-        self.where, self.begins, self.spans, self.written, self.read = carry_together(parts, many.device)
+        self.where, self.begins, self.spans, self.written, self.read, *self.more = carry_together(parts, many.device)
         self.plane = max(1, int(places.listed.sum(axis=1).max()))
 
     @staticmethod
-    def of(places: CountedPlaces, many: Many) -> _PlacesThere:
+    def of(places: CountedPlaces, many: Many) -> PlacesThere:
         """That of these places, which is made once."""
-        return places.once(lambda: _PlacesThere(places, many))
+        return places.once(lambda: PlacesThere(places, many))
 
 
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:
@@ -220,7 +222,11 @@ def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedC
 
 
 def _chosen(
-    many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode, fronts: Tensor | None = None
+    many: Many,
+    picked: Reaching | Largest | ListedSides,
+    finite: Tensor,
+    code: CountedCode,
+    fronts: Tensor | None = None,
 ) -> Chosen:
     if code.gaps:
         return choose_gapped(many, picked, finite, code, fronts)
@@ -241,6 +247,13 @@ def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: S
     most = many.numbers((Sampling, "most", sampling), lambda: sampling.most, torch.int32)
     total = torch.minimum(sums.count(sums.limits(step)), most)
     return _chosen(many, Largest.of(look, sums.numbers, total), finite, code)
+
+
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
+    listed, fronts, finite = list_sides(many, sides)
+    return _chosen(many, listed, finite, code, fronts)
 
 
 class _Samples:
@@ -303,7 +316,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
         write_gapped(message, chosen, places)
         return
     lists, own = chosen.notes.lists, places.own
-    layout = _PlacesThere.of(places, many)
+    layout = PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
     total = int(places.rooms[own].sum())
     payload = Payload(code.narrow, code.codes, chosen.notes.fronts)
@@ -317,7 +330,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
     if code.gaps:
         return sum_gapped(rows, many, code, places, weight)
-    layout, marks, steps = _PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
+    layout, marks, steps = PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
     T = len(many)
     lists = many.table.new_empty(len(rows), T, 8)
     launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.clean, rows.stride(0),

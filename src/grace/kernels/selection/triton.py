@@ -32,6 +32,7 @@ from grace.kernels.selection.tiles.triton import (
     key_of_number,
     measure_many,
     noted,
+    on_side,
     row_of,
     tiles_at,
 )
@@ -39,6 +40,15 @@ from grace.kernels.triton import nearest_bfloat16
 
 _LARGEST = torch.finfo(torch.float32).max
 _BINS = (0, 2048, 1024, 1024)  # of the histogram of each round, from 1 on
+
+
+@triton.jit
+def _search_of(programs, MANY: tl.constexpr, SIDES: tl.constexpr):
+    """(which of all searches a program is part of, on which side)"""
+    search, side = row_of(programs, MANY), tl.program_id(1)
+    if SIDES == 2:
+        search = 2 * search + side
+    return search, side
 
 
 @triton.jit
@@ -70,13 +80,14 @@ def _pick(state, words, BINS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _refine(
     table, programs, x, n, tiles, spans, slabs, counts, state, words, finer,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr, BINS: tl.constexpr, FINER: tl.constexpr,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, SIDES: tl.constexpr, ROUND: tl.constexpr, BINS: tl.constexpr,
+    FINER: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """``finer [rows, FINER]``: how many keys there are for each value of the next bits, of those with the known bits of the
-    k-th. What is outside counts as 0, in the lowest bin: it changes nothing about what is selected.
+    """``finer [searches, FINER]``: how many keys there are for each value of the next bits, of those with the known bits of
+    the k-th. What is outside counts as 0, in the lowest bin: it changes nothing about what is selected.
     """
-    row = row_of(programs, MANY)
+    row, side = _search_of(programs, MANY, SIDES)
     known, _wanted = _narrowed(state, words, row, ROUND, BINS, COLUMNS)
     entire = tl.load(state + COLUMNS * row + 1) > 0
     tile, this, there, count, x, n, turns = tiles_at(
@@ -85,6 +96,7 @@ def _refine(
     total = tl.zeros((FINER,), tl.int32)
     for turn in range(turns):
         _i, inside, p = noted(turn, tile, this, there, count, x, n, slabs, CHUNK, ROOM, TILE)
+        inside = on_side(inside, p, side, SIDES)
         digit = (key_of_number(p, True) >> (20 - 10 * ROUND)) - known * FINER
         digit = tl.where(inside & (digit >= 0) & (digit < FINER), digit, 0)
         total += tl.histogram(tl.reshape(digit, (GROUP * CHUNK,)), FINER)
@@ -94,11 +106,11 @@ def _refine(
 @triton.jit
 def _tally(
     table, programs, x, n, tiles, spans, slabs, counts, state, words, both, plane,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, BINS: tl.constexpr,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, SIDES: tl.constexpr, BINS: tl.constexpr,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """``both [2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many are equal to it."""
-    row = row_of(programs, MANY)
+    """``both [SIDES, 2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many equal to it."""
+    row, side = _search_of(programs, MANY, SIDES)
     kth, _wanted = _narrowed(state, words, row, 3, BINS, COLUMNS)
     entire = tl.load(state + COLUMNS * row + 1) > 0
     tile, this, there, count, x, n, turns = tiles_at(
@@ -107,9 +119,12 @@ def _tally(
     above, equal = count * 0, count * 0
     for turn in range(turns):
         _i, inside, p = noted(turn, tile, this, there, count, x, n, slabs, CHUNK, ROOM, TILE)
+        inside = on_side(inside, p, side, SIDES)
         key = key_of_number(p, True)
         above += tl.sum((inside & (key > kth)).to(tl.int32), 1)[:, None]
         equal += tl.sum((inside & (key == kth)).to(tl.int32), 1)[:, None]
+    if SIDES == 2:
+        both += 2 * plane * side
     tl.store(both + this, above, there)
     tl.store(both + plane + this, equal, there)
 
@@ -259,7 +274,7 @@ class Largest(NamedTuple):
         kept = torch.stack((total, torch.zeros_like(total)), dim=1).long()
         notes = Notes.of_largest(look, total, None, False, kept, None)
         measure_many(look, many, notes)
-        return Largest(look, notes, _count_largest(look, notes), total)
+        return Largest(look, notes, count_largest(look, notes), total)
 
     def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, payload: Payload) -> None:
         """As :meth:`Reaching.emit`, ``[K]`` each."""
@@ -306,11 +321,11 @@ def _take_above(
 
 
 def _histograms(look: Look, notes: Notes) -> Tensor:
-    """Three of the keys that are noted, each of those that the one before leaves: the last, int32 ``[rows, 1024]``."""
-    sizes = [look.rows * bins for bins in _BINS]
+    """Three of the keys that are noted, each of those that the one before leaves: the last, int32 ``[searches, 1024]``."""
+    sizes = [look.rows * look.sides * bins for bins in _BINS]
     words = torch.zeros(sum(sizes), dtype=torch.int32, device=notes.counts.device).split(sizes)
     for r in range(3):
-        look.read(_refine, notes, words[r], words[r + 1], ROUND=r, BINS=_BINS[r], FINER=_BINS[r + 1])
+        look.search(_refine, notes, words[r], words[r + 1], ROUND=r, BINS=_BINS[r], FINER=_BINS[r + 1])
     return words[3]
 
 
@@ -322,10 +337,10 @@ def find_kth(look: Look, notes: Notes) -> Tensor:
     return state[:, 8].contiguous()
 
 
-def _count_largest(look: Look, notes: Notes) -> Tensor:
-    """``[2, tiles]``: how many larger keys than the k-th come before each tile in its row, and how many equal ones."""
-    both = notes.counts.new_empty(2, look.tiles)
-    look.read(_tally, notes, _histograms(look, notes), both, look.tiles, BINS=_BINS[3])
+def count_largest(look: Look, notes: Notes) -> Tensor:
+    """``[2 sides, tiles]``: how many larger keys than the k-th come before each tile in its row, and how many equal ones."""
+    both = notes.counts.new_empty(2 * look.sides, look.tiles)
+    look.search(_tally, notes, _histograms(look, notes), both, look.tiles, BINS=_BINS[3])
     return look.scan(both)[0]
 
 
@@ -333,7 +348,7 @@ def _take_largest(
     look: Look, notes: Notes, kept: Tensor | None, k: int | None, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool
 ) -> None:  # fmt: skip
     """Writes the k largest of each row into ``index`` and ``sent``."""
-    begins = _count_largest(look, notes)
+    begins = count_largest(look, notes)
     look.read(_emit, notes, begins, look.tiles, kept, index, sent, k, 0, None,
               TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=False, **coding(None))  # fmt: skip
 

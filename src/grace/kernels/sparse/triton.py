@@ -56,7 +56,7 @@ def _write(
         valued = start + lane < 0
         if KIND:
             o = tile * TILE + lane
-            word = tl.load(fronts + row) >> (tl.minimum(o, 3) * 8).to(tl.int32)
+            word = (tl.load(fronts + row) >> (tl.minimum(o, front_bytes_of(KIND) - 1) * 8)).to(tl.int32)
             packed = pack_byte(sent + first, tl.maximum(o - front_bytes_of(KIND), 0), k, BITS).to(tl.int32)
             byte = tl.where(valued, tl.where(o < front_bytes_of(KIND), word & 0xFF, packed), 0)
         else:
@@ -316,7 +316,7 @@ def write_tables(
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
-    table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
+    table, marks, add = ListTable.of(many, pairs.lists), many.marks(), False
     for part in rows.split(AT_ONCE):
         index = table.read(part, many, marks.clean)
         sum_tables(part, many, table.lists, index, table.steps, weight, marks, pairs.narrow, each=False, add=add,
@@ -370,7 +370,7 @@ def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLis
 
 
 def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
-    table, marks = ListTable.of(many, lists), Marks(message, len(many))
+    table, marks = ListTable.of(many, lists), many.marks()
     wires = message.view(torch.uint8)[None]
     sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
     return many.all_of(marks.clean)

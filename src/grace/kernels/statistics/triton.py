@@ -161,13 +161,13 @@ def largest_of_many(many: Many, block: int, *, adds: bool = True) -> Tensor:
 
 def mean_magnitude_of_many(many: Many, block: int) -> Tensor:
     """As :func:`mean_magnitude`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
-    (sums,), sizes = _sums_of_many(many, block, ABS), _sizes_of_many(many, block)
+    (sums,), sizes = ordered_sums_of_many(many, block, ABS), _sizes_of_many(many, block)
     return torch.div(sums, sizes, out=torch.empty_like(sums, dtype=torch.float32))
 
 
 def two_means_of_many(many: Many, block: int, tau: float) -> tuple[Tensor, Tensor]:
     """As :func:`two_means`, for the blocks of all tensors side by side: float32 ``[blocks]`` twice."""
-    return _means(_sums_of_many(many, block, SPLIT, tau), _sizes_of_many(many, block))
+    return _means(ordered_sums_of_many(many, block, SPLIT, tau), _sizes_of_many(many, block))
 
 
 def _sizes_of_many(many: Many, block: int) -> Tensor:
@@ -182,16 +182,16 @@ def _sizes_of_many(many: Many, block: int) -> Tensor:
 
 def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
     """As :func:`euclidean_norm`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
-    squares = _sums_of_many(many, block, SQUARE)[0]
+    squares = ordered_sums_of_many(many, block, SQUARE)[0]
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
 def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
-    squares = _sums_of_many(many, max(many.sizes), SQUARE)[0]
+    squares = ordered_sums_of_many(many, max(many.sizes), SQUARE)[0]
     return (squares / many.numbers("sizes", lambda: many.sizes, torch.float64)).sqrt_()
 
 
-def _sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
+def ordered_sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
     """As :func:`ordered_sums`, for the blocks of all tensors side by side: float64 ``[1, blocks]`` or ``[3, blocks]``."""
     block = many.clip(block)
     pieces = block_count(block, _PIECE)

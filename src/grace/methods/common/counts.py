@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from torch import Tensor
 
 _CONTRACTION = {"float32": 1.0, "bfloat16": 1 - 2.0**-18}  # 8 significant bits: an error of 2**-9 at most
 
@@ -10,6 +13,18 @@ _CONTRACTION = {"float32": 1.0, "bfloat16": 1 - 2.0**-18}  # 8 significant bits:
 def count_kept(ratio: float, n: int) -> int:
     """How many of n numbers a ratio keeps: ``max(1, ceil(ratio n))``; rounding errors of the ratio do not count."""
     return max(1, min(n, math.ceil(ratio * n - 1e-9 * n)))
+
+
+@dataclass(frozen=True)
+class KeptOfEach:
+    """As :func:`count_kept`, of numbers that a tensor says."""
+
+    ratio: float
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        """Of ``counts``, int64 of any shape, which may be 0: then none is kept."""
+        exact = counts.double()
+        return (exact * self.ratio - exact * 1e-9).ceil().long().clamp_min(1).minimum(counts)
 
 
 def contraction(kept: float, values: str) -> float:

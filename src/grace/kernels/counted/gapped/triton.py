@@ -17,6 +17,7 @@ from grace import wire as wires
 from grace.compute.launching import TILE, Marks
 from grace.kernels.coded import Payload
 from grace.kernels.counted.parts import COUNT, DENSE_COUNT, Chosen, CountedCode, CountedPlaces
+from grace.kernels.counted.sided.triton import ListedSides
 from grace.kernels.gap_lists import GapLists
 from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
 from grace.kernels.index_lists.codes import most
@@ -59,7 +60,7 @@ class _Fields:
 
 
 def choose_gapped(
-    many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode, fronts: Tensor | None
+    many: Many, picked: Reaching | Largest | ListedSides, finite: Tensor, code: CountedCode, fronts: Tensor | None
 ) -> Chosen:
     """As :func:`grace.kernels.counted.choose_reaching_many`, of what was picked."""
     counts: list[int] = picked.total.tolist()  # the question

@@ -73,6 +73,14 @@ def row_of(programs, MANY: tl.constexpr):
 
 
 @triton.jit
+def on_side(inside, p, side, SIDES: tl.constexpr):
+    """Which of those ``inside`` are numbers of a side, 0: positive, 1: negative. With one side all are."""
+    if SIDES == 2:
+        inside = inside & tl.where(side == 0, p > 0, p < 0)
+    return inside
+
+
+@triton.jit
 def kept_of(kept, task, k, MANY: tl.constexpr):
     """(how many numbers of a row are selected, where they are in the output)"""
     if MANY:
@@ -94,8 +102,8 @@ def bound_of(least, row, EACH: tl.constexpr):
 @triton.jit(do_not_specialize=["k"])
 def _estimate(
     table, x, n, e, state, kept, k,
-    MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, COLUMNS: tl.constexpr, BITS: tl.constexpr,
-    SAMPLE: tl.constexpr,
+    MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
+    BITS: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
     """The state that a search for the k-th largest key begins with (see ``Notes``): of a row that is not longer than its
     sample, at least k numbers reach the key; of another more than k but once in 10^5, if no period of it meets the sample's.
@@ -108,13 +116,16 @@ def _estimate(
     else:
         n = row - row + n
         start = row * n
-    k, _first = kept_of(kept, row, k, MANY)
+    search, side = row, tl.program_id(1)
+    if SIDES == 2:
+        search = 2 * row + side
+    k, _first = kept_of(kept, search, k, MANY)
     lane = tl.arange(0, SAMPLE)
     step = ((n + SAMPLE - 1) // SAMPLE).to(tl.int32)
     turn = ((lane * 5063) & 8191) * step >> 13  # anywhere in the step, which may be the length of a matrix's rows
     i = lane.to(tl.int64) * step + turn
     p = load_sum(x + start, e + start, i, i < n, HAS_MEMORY)
-    key = tl.where(i < n, key_of_number(p, True), -1)
+    key = tl.where(on_side(i < n, p, side, SIDES), key_of_number(p, True), -1)
     share = tl.sum((i < n).to(tl.int32), 0).to(tl.float32) * tl.div_rn(k.to(tl.float32), n.to(tl.float32))
     wanted = tl.where(step == 1, k.to(tl.float32), share + 4.0 * tl.sqrt_rn(share) + 8.0)
     bound = (row - row).to(tl.int32)
@@ -122,7 +133,7 @@ def _estimate(
         higher = bound | (1 << (30 - t))
         reach = tl.sum((key >= higher).to(tl.int32), 0)
         bound = tl.where(reach.to(tl.float32) >= wanted, higher, bound)
-    at = state + COLUMNS * row
+    at = state + COLUMNS * search
     tl.store(at, tl.maximum(bound, 1))
     tl.store(at + 1, k.to(tl.int32))
     tl.store(at + 2, 0)
@@ -131,12 +142,13 @@ def _estimate(
 
 @triton.jit(do_not_specialize=["least"])
 def _measure(
-    table, programs, x, n, tiles, spans, e, rest, bad, slabs, counts, state, least,
+    table, programs, x, n, tiles, spans, e, rest, bad, slabs, counts, state, least, signs,
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, COPY: tl.constexpr,
-    NOTE: tl.constexpr, TOPK: tl.constexpr, EACH: tl.constexpr, COLUMNS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    NOTE: tl.constexpr, TOPK: tl.constexpr, EACH: tl.constexpr, SIDES: tl.constexpr, SIGNS: tl.constexpr,
+    COLUMNS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``rest = x + e``, and a mark if it is not finite. NOTE: the places of the numbers that may be selected, tile by tile:
-    their count, and the first ``ROOM`` of them.
+    their count, and the first ``ROOM`` of them. SIGNS: how many are positive and negative, added to ``signs [rows, 2]``.
     """
     row, tile, head, x, start, n = row_at(table, programs, x, n, tiles, spans, 0, MANY, EVEN)
     if MANY:
@@ -150,9 +162,14 @@ def _measure(
     mark_if(bad, key >= 0x7F800000)
     if COPY:
         store_tile(rest + start + lane, p, lane < left, left == TILE)
+    if SIGNS:
+        tl.atomic_add(signs + 2 * row, tl.sum((p > 0).to(tl.int32), 0))
+        tl.atomic_add(signs + 2 * row + 1, tl.sum((p < 0).to(tl.int32), 0))
     if NOTE:
         if TOPK:
-            bound = tl.load(state + COLUMNS * row)
+            bound = tl.load(state + COLUMNS * SIDES * row)
+            if SIDES == 2:
+                bound = tl.where(p > 0, bound, tl.load(state + COLUMNS * (2 * row + 1)))
         else:
             bound = bound_of(least, row, EACH)
         keep = key >= bound
@@ -164,7 +181,10 @@ def _measure(
         tl.store(slabs + (head + tile) * ROOM + at, lane.to(tl.int16), (keep > 0) & (at < ROOM))
         tl.store(counts + head + tile, count)
         if TOPK:
-            tl.atomic_add(state + COLUMNS * row + 1, -count, count > 0)
+            for side in tl.static_range(SIDES):
+                if SIDES == 2:
+                    count = tl.sum(on_side(keep > 0, p, side, SIDES).to(tl.int32), 0)
+                tl.atomic_add(state + COLUMNS * (SIDES * row + side) + 1, -count, count > 0)
 
 
 @triton.jit
@@ -205,9 +225,9 @@ def noted(
 class Notes(NamedTuple):
     """What may be selected, of all tiles: ``slabs`` int16 ``[tiles, 512]`` and ``counts`` int32 ``[1, tiles]``.
 
-    state: int32 ``[rows, 10]``, of a search for the k-th largest key: the least key that is noted; how many numbers less than
-        k are noted; then four times what is known of that key after 0 to 3 histograms: its upper bits, and which of the keys
-        with these it is. None: there is no search.
+    state: int32 ``[searches, 10]``, of each search for the k-th largest key: the least key that is noted; how many numbers
+        less than k are noted; then four times what is known of that key after 0 to 3 histograms: its upper bits, and which of
+        the keys with these it is. None: there is no search.
     least: the least key that is noted, where there is none, of all rows or int32 ``[rows]``.
     """
 
@@ -226,14 +246,14 @@ class Notes(NamedTuple):
     def of_largest(
         look: Look, like: Tensor, memory: Tensor | None, added: bool, kept: Tensor | None, k: int | None
     ) -> Notes:
-        """For the k largest of each row; ``kept`` is None, or int64 ``[rows, 2]`` that says k for each. added: there are
-        memories, of which ``memory [b, n]`` is that of the only tensor. ``like``, of any shape, is on their device.
+        """For the k largest of each search; ``kept`` is None, or int64 ``[searches, 2]`` that says k for each. added: there
+        are memories, of which ``memory [b, n]`` is that of the only tensor. ``like``, of any shape, is on their device.
         """
-        state = torch.empty(look.rows, COLUMNS, dtype=torch.int32, device=like.device)
+        state = torch.empty(look.rows * look.sides, COLUMNS, dtype=torch.int32, device=like.device)
         table, x, n, _tiles, _spans = look.given
         how = {name: look.constants[name] for name in ("MANY", "EVEN")}
-        launch(_estimate, (look.rows,), table, x, n, memory, state, kept, k, **how, HAS_MEMORY=added, COLUMNS=COLUMNS,
-               BITS=_BITS, SAMPLE=_SAMPLE, num_warps=8)  # fmt: skip
+        launch(_estimate, (look.rows, look.sides), table, x, n, memory, state, kept, k, **how, HAS_MEMORY=added,
+               SIDES=look.sides, COLUMNS=COLUMNS, BITS=_BITS, SAMPLE=_SAMPLE, num_warps=8)  # fmt: skip
         return Notes.of(look, like.device, state)
 
 
@@ -241,7 +261,8 @@ class Look(NamedTuple):
     """How kernels look at rows.
 
     given: where they find them. rows, tiles: how many there are of all. many: the tensors, where there are several. constants:
-    as kernels have them.
+    as kernels have them. sides: 2: there is a search of its own for the positive numbers of each of many rows, and for the
+    negative ones; 1: one for all.
     """
 
     given: tuple[Any, ...]
@@ -249,6 +270,7 @@ class Look(NamedTuple):
     tiles: int
     many: Many | None
     constants: dict[str, Any]
+    sides: int = 1
 
     @staticmethod
     def at(x: Tensor) -> Look:
@@ -258,20 +280,21 @@ class Look(NamedTuple):
         return Look((None, x, n, tiles, None), b, tiles * b, None, constants)
 
     @staticmethod
-    def at_many(many: Many) -> Look:
+    def at_many(many: Many, sides: int = 1) -> Look:
         """At several tensors, or their rests where they have some."""
         constants = {"HELD": many.rests is not None, "MANY": True, "EVEN": many.even}
         spans = many.spans(_TILE, lambda: many.counts(_TILE))
-        return Look((many.table, many.like, None, None, spans), len(many), sum(many.counts(_TILE)), many, constants)
+        given = (many.table, many.like, None, None, spans)
+        return Look(given, len(many), sum(many.counts(_TILE)), many, constants, sides)
 
-    def launch(self, kernel: Any, *args: Any, group: int = 1, **constants: Any) -> None:
-        """Launches a kernel for all tiles, of which a program handles so many."""
+    def launch(self, kernel: Any, *args: Any, group: int = 1, sides: int = 1, **constants: Any) -> None:
+        """Launches a kernel for all tiles, of which a program handles so many; for each of many rows' ``sides``."""
         table, x, n, tiles, spans = self.given
         if self.many is None:
             programs, grid = None, (block_count(tiles, group), self.rows)
         else:
             programs = self.many.tiles(_TILE * group)
-            grid = (len(programs),)
+            grid = (len(programs), sides)
         launch(kernel, grid, table, programs, x, n, tiles, spans, *args, **self.constants, **constants, TILE=_TILE)
 
     def read(self, kernel: Any, notes: Notes, *args: Any, **constants: Any) -> None:
@@ -287,17 +310,28 @@ class Look(NamedTuple):
         begins, total = scan(counts.view(planes * self.rows, -1))
         return begins, total.view(planes, self.rows)
 
+    def search(self, kernel: Any, notes: Notes, *args: Any, **constants: Any) -> None:
+        """Launches a kernel that reads notes, for each search."""
+        self.read(kernel, notes, *args, sides=self.sides, SIDES=self.sides, **constants)
+
     def measure(
-        self, marks: Marks, memory: Tensor | None, rest: Tensor | None, notes: Notes | None, added: bool, copy: bool
+        self,
+        marks: Marks,
+        memory: Tensor | None,
+        rest: Tensor | None,
+        notes: Notes | None,
+        added: bool,
+        copy: bool,
+        signs: Tensor | None = None,
     ) -> None:
         """Sums with memories (added: there are some), copied into the rests with ``copy``, and notes of them, if wanted.
 
-        memory, rest: ``[b, n]`` of the only tensor.
+        memory, rest: ``[b, n]`` of the only tensor. signs: see :func:`measure_many`.
         """
         slabs, counts, state, least = notes or (None, None, None, 0)
-        self.launch(_measure, memory, rest, marks.clean, slabs, counts, state, least, HAS_MEMORY=added, COPY=copy,
-                    NOTE=notes is not None, TOPK=state is not None, EACH=isinstance(least, Tensor), COLUMNS=COLUMNS,
-                    ROOM=ROOM, num_warps=8)  # fmt: skip
+        self.launch(_measure, memory, rest, marks.clean, slabs, counts, state, least, signs, HAS_MEMORY=added, COPY=copy,
+                    NOTE=notes is not None, TOPK=state is not None, EACH=isinstance(least, Tensor), SIDES=self.sides,
+                    SIGNS=signs is not None, COLUMNS=COLUMNS, ROOM=ROOM, num_warps=8)  # fmt: skip
 
 
 def add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, notes: Notes) -> tuple[Tensor, Flag]:
@@ -311,10 +345,11 @@ def add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, notes: 
     return rest, marks.unset()
 
 
-def measure_many(look: Look, many: Many, notes: Notes | None) -> Tensor:
+def measure_many(look: Look, many: Many, notes: Notes | None, signs: Tensor | None = None) -> Tensor:
     """Sets the rests of several tensors, where they have some, to their sums with the memories, and notes what may be
-    selected, if that is wanted: ``[T]`` bool, which of them are finite.
+    selected, if that is wanted: ``[T]`` bool, which of them are finite. signs: int32 ``[T, 2]``, to which is added how many
+    numbers are positive, and how many negative.
     """
-    marks, held, added = Marks(many.table, len(many)), many.rests is not None, many.memories is not None
-    look.measure(marks, None, None, notes, added, held and (added or many.rests is not many.xs))
+    marks, held, added = many.marks(), many.rests is not None, many.memories is not None
+    look.measure(marks, None, None, notes, added, held and (added or many.rests is not many.xs), signs)
     return many.all_of(marks.clean)
