@@ -106,7 +106,8 @@ AT_NIGHT = {
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
     "inceptionn": 8, "varsparse": 12,
-    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "atomo": 13, "adaq": 20, "sketchml": 21,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "atomo": 13, "adaq": 20,
+    "sketchml": 21,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
