@@ -49,7 +49,7 @@ FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 ONE_BY_ONE = {"gradzip:rank=1,min_rate=0.1": (32, 402)}
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "adaq:sample=4": (26, 357), "atomo": (12, 169), "atomosvd:rank=1,min_rate=0.1": (12, 160),
+    "adaq:sample=4": (26, 357), "atomosvd:rank=1,min_rate=0.1": (12, 160),
     "sketchml:index=rice": (90, 1246),
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.

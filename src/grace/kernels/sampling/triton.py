@@ -24,10 +24,11 @@ from grace.kernels.counted.triton import lay_out, store_list
 from grace.kernels.index_lists.triton import LIST_BITS, code_byte, code_of, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import key_of, tile_of, wire_of
-from grace.kernels.sampling import Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
 from grace.kernels.sampling.gapped.triton import GapNotes, choose_gapped, sum_gapped, write_gapped
 from grace.kernels.sampling.parts import COUNTS, SIGNS
 from grace.kernels.sampling.search.triton import LANES, PIECE, ROWS, find_units, joined, numbers_at
+from grace.kernels.sampling.units import unit_of_budget
 from grace.kernels.selection.tiles.triton import MOST, Look, measure_many
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables
 from grace.kernels.staging import clear_many
@@ -296,14 +297,14 @@ class _DrawnPlacesThere:
         return places.once(lambda: _DrawnPlacesThere(places, many))
 
 
-def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances, step: int) -> Any:
+def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances | Budgets, step: int) -> Any:
     if max(many.sizes) > MOST:
         return NotImplemented
     finite = measure_many(Look.at_many(many), many, None)
     numbers = many.once("sums", lambda: Many(many.sizes, (), many.streams, many.device))
     numbers.point(many.rests or many.xs)
     clear_many(finite, numbers)
-    units = find_units(numbers, chances)
+    units = _spend(numbers, chances) if isinstance(chances, Budgets) else find_units(numbers, chances)
     factors = many.numbers(("factors", chances), lambda: [chances.factor(n) for n in many.sizes], torch.float32)
     heads, tiles, plane = many.heads(PIECE), numbers.tiles(PIECE * ROWS), sum(many.counts(PIECE))
     sums = torch.empty(plane, dtype=torch.float64, device=many.device)
@@ -330,6 +331,18 @@ def _chosen_gapped(index: str, drawn: _Drawn, many: Many, sums: Tensor, total: T
 
     widths, notes = choose_gapped(many.sizes, index, told, many.device, emit, drawn.write)
     return Chosen(widths, finite, replace(drawn, lists=notes))
+
+
+def _spend(many: Many, budgets: Budgets) -> Tensor:
+    """float32 ``[T]``: the units that spend the budgets of several tensors, which torch sorts one after the other."""
+    units, some = [], []
+    for x in many.xs:
+        a = x.view(-1).float().abs()
+        units.append(unit_of_budget(a, budgets.count(a.numel())))
+        some.append(a.any())
+    limits = torch.finfo(torch.float32)
+    units_of = torch.cat(units).clamp(limits.tiny, limits.max).float()
+    return torch.where(torch.stack(some), units_of, limits.max)
 
 
 def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chosen, places: DrawnPlaces) -> None:
