@@ -22,7 +22,7 @@ from benchmarks.codecs.floors import Floors
 from benchmarks.codecs.goals import goals_of
 from grace.contract.workspace import Workspace
 from grace.kernels import encode_entries, encode_quantiles, rotate_norms, sum_entries
-from grace.methods.common.buckets import count_seen
+from grace.kernels.quantiles.samples import count_seen
 from grace.methods.common.integer_table import bounds_of, count_sum_bits
 from grace.methods.sketch import Sketch
 from grace.methods.thc import THC

@@ -47,7 +47,7 @@ BY_TORCH = (
     "strom",
 )
 # So it is of a part of these in buckets of kernels, too: covariances, decompositions, and the moments of distributions.
-PARTLY_BY_TORCH = ("gradiveq", "atomosvd", "sidco:dist=gpareto", "sidco:dist=gamma")
+PARTLY_BY_TORCH = ("gradiveq", "atomo", "atomosvd", "sidco:dist=gpareto", "sidco:dist=gamma")
 # Of which the code of an inf, of a wire that is marked, so that nobody reads it, is what the processor makes of it.
 WORDS_OF_INF = ("qsgd:norm=l2",)
 BUCKETS = {**FIXED, **ONE_BY_ONE, **UNEVEN, **TOLD}

@@ -89,23 +89,31 @@ AT_NIGHT = {
     "qsparse:ratio=0.05,quant=4,index=delta": LARGE,
     "qsparse:ratio=0.3,quant=200,index=rice": SMALL,
     "gspar:ratio=0.2": SHAPES,
+    "atomo:ratio=0.2": SHAPES,
+    "atomo:budget=7,index=elias-fano,memory=residual": MIXED,
     "gspar:epsilon=0.5,index=raw,memory=residual": MIXED,
     "gspar:ratio=0.05,rounds=1,index=elias-fano,memory=residual": LARGE,
     "gspar:ratio=0.9,index=bitmap": SMALL,
+    "gspar:ratio=0.3,index=rice,memory=residual": MIXED,
+    "gspar:ratio=0.1,index=delta": LARGE,
     "inceptionn": SMALL,
     "inceptionn:p=7,relative=false,memory=residual": MIXED,
     "3lc": SMALL,
     "3lc:s=1.9,memory=none": MIXED,
+    "sketchml": SMALL,
+    "sketchml:quantiles=5,groups=3,rows=1,share=1,index=raw": MIXED,
+    "sketchml:quantiles=40,groups=40,rows=3,index=elias-fano,memory=none": MIXED,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
     "inceptionn": 8, "varsparse": 12,
-    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "adaq": 20,
+    "topk:index=delta": 20, "qsparse:index=rice": 23, "3lc": 11, "strom": 13, "gspar": 19, "atomo": 13, "adaq": 20,
+    "sketchml": 21,
 }  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 # What a kernel that does not run is said to have told: its name, an argument, what is there then. Of others: _plan, widths.
-TOLD = {"3lc": ("scan_kernel", "total", 1), "adaq": ("_plan", "widths", 14)}
+TOLD = {"3lc": ("scan_kernel", "total", 1), "adaq": ("_plan", "widths", 14), "sketchml": ("_lay", "widths", 80)}
 
 
 @functools.cache

@@ -42,20 +42,21 @@ VARIANTS = {
     "inceptionn:p=6,memory=residual": 9, "gspar:epsilon=1": 21, "gspar:rounds=0,memory=residual": 16,
     "gradzip": 6, "atomosvd": 0, "gradiveq": 6, "gradiveq:collect=1": 15, "gradiveq:memory=none": 2,
     "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
-    "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26,
+    "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26, "sketchml:memory=none": 19,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {"gradzip:rank=1,min_rate=0.1": (32, 402)}
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
-    "adaq:sample=4": (26, 357), "atomo": (12, 169), "atomosvd:rank=1,min_rate=0.1": (12, 160),
-    "sketchml": (105, 1446),
+    "adaq:sample=4": (26, 357), "atomosvd:rank=1,min_rate=0.1": (12, 160),
+    "sketchml:index=rice": (90, 1246),
 }  # fmt: skip
 # And those whose kernels have to run, but take as many for any number of tensors that send something.
 TOLD = {
     "threshold:v=1.5,index=rice": (15, 15), "threshold:v=1.5,index=delta": (16, 16), "dgc:index=delta": (34, 34),
     "strom:index=rice": (16, 16), "adaq:index=rice": (23, 23), "varsparse:alpha=0.5,index=rice": (15, 15),
+    "gspar:ratio=0.7,index=rice": (27, 27), "gspar:ratio=0.7,index=delta": (29, 29),
 }  # fmt: skip
 # How often the host is asked in a step of those of which it is, whose sizes depend on the data or on the step before.
 ASKED = {
@@ -74,7 +75,7 @@ ASKED = {
         ),
         1,
     ),
-    "inceptionn:p=6,memory=residual": 1,
+    **dict.fromkeys(("inceptionn:p=6,memory=residual", "sketchml:memory=none"), 1),
     **dict.fromkeys(("gradiveq", "gradiveq:collect=1", "gradiveq:memory=none"), 1),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,

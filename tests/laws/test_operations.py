@@ -30,7 +30,7 @@ __all__ = ["interpreter"]
 
 # One of each is the step's number for replays of graphs, and but for `none` two or three take flags to the host.
 OPERATIONS = {
-    "none": 1, "bf16": 6, "qsgd:bits=4": 10, "efsignsgd": 11, "randomk": 9, "topk": 13, "powersgd:rank=4": 6,
+    "none": 1, "bf16": 4, "qsgd:bits=4": 8, "efsignsgd": 9, "randomk": 7, "topk": 11, "powersgd:rank=4": 4,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from grace.contract.peer import Peers
 from grace.errors import PayloadError
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
 from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
+from grace.kernels.minmax import MinMaxCode, MinMaxPlaces, sum_minmax_many, write_minmax_many
 from grace.kernels.quartic import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
 from grace.kernels.sampling import DrawnCode, DrawnPlaces, sum_drawn_many, write_drawn_many
 from grace.kernels.tagged import TaggedCode, TaggedPlaces, sum_tagged_many, write_tagged_many
@@ -31,6 +32,7 @@ _FAMILIES: dict[type, tuple[Any, Any, Any]] = {
     CountedCode: (CountedPlaces, write_chosen_many, sum_counted_many),
     DrawnCode: (DrawnPlaces, write_drawn_many, sum_drawn_many),
     GapPairs: (GapPlaces, write_gap_pairs_many, sum_gap_pairs_many),
+    MinMaxCode: (MinMaxPlaces, write_minmax_many, sum_minmax_many),
     QuarticCode: (QuarticPlaces, write_quartic_many, sum_quartic_many),
     TaggedCode: (TaggedPlaces, write_tagged_many, sum_tagged_many),
 }
@@ -75,6 +77,7 @@ def exchange_chosen(
     _check_own(widths[peer.rank], own, peers)
     lay, write, add_up = _FAMILIES[type(code)]
     places = lay(widths, peer.rank, many.sizes, code)
+    places.step = peer.step
     message = bucket.workspace.take(places.size, torch.uint8, many.device).zero_()
     write(message, many, code, chosen, places)
     words = places.words(many.device)

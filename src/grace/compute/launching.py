@@ -95,11 +95,11 @@ def check_rows(**tensors: Tensor | None) -> None:
 class Marks:
     """Marks that the programs of a kernel leave.
 
-    clean: bool ``[count]`` on the device, each set until a program writes a 0.
+    clean: bool ``[count]`` on the device, each set until a program writes a 0; by default they are made.
     """
 
-    def __init__(self, like: Tensor, count: int = 1):
-        self.clean = torch.ones(count, dtype=torch.bool, device=like.device)
+    def __init__(self, like: Tensor, count: int = 1, clean: Tensor | None = None):
+        self.clean = torch.ones(count, dtype=torch.bool, device=like.device) if clean is None else clean
 
     def unset(self, which: int = 0) -> Flag:
         """Whether no program has left this mark."""

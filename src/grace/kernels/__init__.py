@@ -19,6 +19,7 @@ from grace.kernels.index_lists import *
 from grace.kernels.levels import *
 from grace.kernels.low_rank import *
 from grace.kernels.many import *
+from grace.kernels.minmax import *
 from grace.kernels.momentum import *
 from grace.kernels.packing import *
 from grace.kernels.powers import *

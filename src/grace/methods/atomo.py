@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels import Chosen, Many, choose_drawn_many
+from grace.kernels.index_lists.codes import IndexCode, varies
+from grace.kernels.sampling import Budgets, DrawnCode
 from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
@@ -64,8 +65,8 @@ class Atomo(Compressor):
         return replace(self, shrink=True)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        n = rows.shape[1]
-        wire = sample_(rows, lambda a: unit_of_budget(a, self._budget(n)), rng, self._factor(n), self.index)
+        budgets = self._budgets
+        wire = sample_(rows, budgets.unit, rng, budgets.factor(rows.shape[1]), self.index)
         if keep_rest:
             add_sampled_(wire, rows, -1.0, self.index)
         return wire
@@ -73,27 +74,18 @@ class Atomo(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         add_sampled_(wire, out, scale, self.index)
 
-    def _budget(self, n: int) -> float:
-        wanted = (0.01 if self.ratio is None else self.ratio) * n if self.budget is None else self.budget
-        return min(max(1.0, wanted), float(n))
+    @property
+    def counted(self) -> DrawnCode | None:
+        return None if varies(self.index) else DrawnCode(self.index)
 
-    def _factor(self, n: int) -> float:
-        return self._budget(n) / n if self.shrink else 1.0  # 1 + omega = n/s
+    def choose_many_(self, many: Many, rng: Stream, code: DrawnCode) -> Chosen:
+        return choose_drawn_many(many.like, many, code, self._budgets, rng.step)
+
+    @property
+    def _budgets(self) -> Budgets:
+        return Budgets(self.budget, 0.01 if self.ratio is None else self.ratio, self.shrink)
 
     def facts(self, n: int) -> Facts:
         if self.shrink:
-            return Facts(contraction=self._factor(n), deterministic=False)
-        return Facts(unbiased=True, variance=n / self._budget(n) - 1, deterministic=False)
-
-
-def unit_of_budget(a: Tensor, budget: float) -> float:
-    """1/lambda with ``sum min(lambda a, 1) = min(budget, non-zero numbers)``, for magnitudes ``a [n]``: water-filling."""
-    sizes = a.double().sort(descending=True).values  # [n], zeros behind the m others
-    left = budget - torch.arange(sizes.numel(), dtype=torch.float64, device=a.device)  # of the budget, before the i-th
-    tail = sizes.flip(0).cumsum(0).flip(0)  # the sum of the i-th and all smaller ones
-    sure = (sizes * left >= tail).cumprod(0)  # certain to be kept, as are all before it
-    some = (sizes > 0).sum(0, keepdim=True)  # [1]: m
-    first = torch.minimum(sure.sum(0, keepdim=True), some)
-    last = torch.minimum(first, some - 1)
-    unit = torch.where(first < some, tail.gather(0, last) / left.gather(0, last), sizes.gather(0, last))
-    return float(unit)  # the only question to the host
+            return Facts(contraction=self._budgets.factor(n), deterministic=False)
+        return Facts(unbiased=True, variance=n / self._budgets.count(n) - 1, deterministic=False)

@@ -23,7 +23,7 @@ from grace.kernels import (
     sum_quantiles,
     sum_quantiles_many,
 )
-from grace.methods.common.buckets import count_seen
+from grace.kernels.quantiles.samples import count_seen
 from grace.random import Stream
 from grace.registry import register
 

@@ -1,6 +1,6 @@
 """SketchML: accelerating training with data sketches (Jiang et al., SIGMOD 2018).
 
-Letters: q buckets, of which z hold negative numbers; k non-zeros; far: how many buckets lie between one and zero.
+Letters: q buckets, of which z hold negative numbers; k non-zeros.
 """
 
 from __future__ import annotations
@@ -8,20 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
-from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.kernels.index_lists import codes as index_lists
-from grace.kernels.index_lists.codes import IndexCode
-from grace.kernels.places import add_at_
-from grace.methods.common import minmax_sketch
-from grace.methods.common.bucket_groups import BucketGroups
-from grace.methods.common.buckets import SMALL, check_means, sample_columns
+from grace.kernels import Chosen, Many, MinMaxCode, choose_minmax_many
+from grace.kernels.index_lists.codes import IndexCode, pad, varies
+from grace.kernels.minmax.codes import add_minmax_, write_minmax_
+from grace.kernels.quantiles.samples import SMALL
 from grace.random import Stream
 from grace.registry import register
 
@@ -70,51 +65,24 @@ class SketchML(Compressor):
     index: IndexCode = "auto"
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        encoded = []
-        for j, row in enumerate(rows):  # [n]
-            index = (row != 0).nonzero()[:, 0]  # [k]
-            wire = self._encode_row(row[None, index], index, row.numel(), rng.fork(j), rng)
-            if keep_rest:
-                index, values = self._decode_row(wire[None], row.numel(), rng)
-                row[index] -= values
-            encoded.append(wire)
-        return index_lists.pad(encoded)
+        encoded = [write_minmax_(row, self._code, rng.fork(j), rng, keep_rest=keep_rest) for j, row in enumerate(rows)]
+        return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
-            index, values = self._decode_row(one, row.numel(), rng)
-            add_at_(row, 0, index, values * scale)
+        for part, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
+            add_minmax_(part, row, scale, self._code, rng)
 
-    def _encode_row(self, values: Tensor, index: Tensor, n: int, rng: Stream, hashes: Stream) -> Tensor:
-        """Values ``[1, k]`` at places ``[k]`` -> wire ``[w]``."""
-        k, q = index.numel(), self.quantiles
-        if k == 0:
-            return wires.join(values.new_zeros(1, 2, dtype=torch.int32), values.new_zeros(1, q))[0]
-        means, code, (z,) = quantile_buckets(values, sample_columns(values, self.sample, rng), q, True)
-        sides = BucketGroups.of(q, int(z), self.groups)
-        group, number = sides.locate(code[0])  # [k] each
-        words = hashes.words(self.rows, index.device)
-        cells = minmax_sketch.encode(number, group, index, sides.widths, self.rows, self.share, words)
-        head = torch.tensor([[k, int(z)]], dtype=torch.int32, device=index.device)
-        places = index_lists.encode(index[None], n, self.index)
-        return wires.join(head, means, pack(group[None], sides.bits), places, cells[None])[0]
+    @property
+    def counted(self) -> MinMaxCode | None:
+        """Where the size of a list follows from its length."""
+        return None if varies(self.index) else self._code
 
-    def _decode_row(self, wire: Tensor, n: int, hashes: Stream) -> tuple[Tensor, Tensor]:
-        """Wire ``[1, w]`` -> places ``[k]`` and values ``[k]``."""
-        q = self.quantiles
-        head = [("count", torch.int32, 1), ("negative", torch.int32, 1), ("means", torch.float32, q)]
-        count, negative, means = wires.split(wire, head, slack=True)
-        k = int(wires.check_index("count", count, n + 1))
-        z = int(wires.check_index("negative", negative, q + 1))
-        sides = BucketGroups.of(q, z, self.groups)
-        packed = wires.split(wire, [*head, ("groups", torch.uint8, packed_bytes(k, sides.bits))], slack=True)[-1]
-        group = wires.check_index("groups", unpack(packed, sides.bits, k)[0].long(), sides.total)
-        at = 8 + 4 * q + packed.shape[1]
-        (index,), used = index_lists.take(wire[:, at:], n, k, self.index)
-        words = hashes.words(self.rows, wire.device)
-        number = minmax_sketch.decode(wire[0, at + used :], group, index, sides.widths, self.rows, self.share, words)
-        code = wires.check_index("cells", sides.code_of(group, number), q)
-        return index, check_means(means)[0, code]
+    def choose_many_(self, many: Many, rng: Stream, code: MinMaxCode) -> Chosen:
+        return choose_minmax_many(many.like, many, code, rng.step)
+
+    @property
+    def _code(self) -> MinMaxCode:
+        return MinMaxCode(self.quantiles, self.groups, self.rows, self.share, self.sample, self.index)
 
     def facts(self, n: int) -> Facts:
         no_hash = self.groups >= self.quantiles  # each bucket is a group of its own

@@ -40,17 +40,18 @@ def bucket(sizes: Sizes, rank: int, density: float) -> Many:
 
 @dataclass(frozen=True)
 class Coded:
-    """A family's operations, with one code."""
+    """A family's operations, with one code; and what makes the tensors of a worker."""
 
     code: Any
     places: Callable[..., Any]
     choose: Callable[..., Any]
     write: Callable[..., Any]
     add_up: Callable[..., Any]
+    bucket: Callable[[Sizes, int, float], Many] = bucket
 
     def messages(self, sizes: Sizes, density: float, W: int) -> tuple[Any, Tensor, list[Many], list[Tensor]]:
         """Where the wires of W workers lie, these, the workers' tensors, and which are finite."""
-        each = [bucket(sizes, rank, density) for rank in range(W)]
+        each = [self.bucket(sizes, rank, density) for rank in range(W)]
         choices = [self.choose(many.like, many, self.code) for many in each]
         widths = [choice.widths.tolist() for choice in choices]
         layouts = [self.places(widths, rank, sizes, self.code) for rank in range(W)]
@@ -87,7 +88,7 @@ class Coded:
                 for backend in ("reference", "triton"):
                     with backends.using(backend):
                         try:
-                            many = bucket(sizes, 2, 1.0)
+                            many = self.bucket(sizes, 2, 1.0)
                             legal[backend] = self.add_up(spoiled, many, self.code, places, 1.0).tolist()
                         except PayloadError:
                             legal[backend] = [True, False]

@@ -71,7 +71,15 @@ HASHED = {
 }  # fmt: skip
 QUANTILES = {
     "shapes": "*i64", "cells": "*i32", "ends": "*i64", "order": "*i64", "keys": "*i64", "rows": "*i64", "q": "i64",
+    "zs": "*i32",
 }  # fmt: skip
+MINMAX = {
+    "shapes": "*i64", "zs": "*i32", "cells": "*i32", "sides": "*i32", "groups": "*i64", "least": "*i32", "share": "*fp64",
+    "where": "*i64", "widths": "*i64", "ends": "*i64", "keys": "*i64", "drawn": "*i64", "message": "*u8", "values": "*fp32",
+    "q": "i64", "R": "i64", "behind": "i64",
+}  # fmt: skip
+# Groups, bits of their number, and a power of two above.
+FEW, ALL_BUCKETS = {"G": 8, "GROUP_BITS": 3, "SIZE": 32}, {"G": 256, "GROUP_BITS": 8, "SIZE": 256}
 SAMPLES = {
     "goals": "*fp64", "spreads": "*fp64", "after": "*fp64", "units": "*fp64", "following": "*fp64", "sums": "*fp64",
     "before": "*fp64", "widths": "*i64", "where": "*i64", "sizes": "*i64", "message": "*u8", "signs": "*u8", "rows": "i64",
@@ -228,6 +236,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.sampling._weigh": (DRAWN, [{"EVEN": 1, "ROWS": 4}]),
     "kernels.sampling._plan": (DRAWN, [{"CODE": code} for code in (3, 0)]),
+    "kernels.sampling._expect": ({**DRAWN, "out": "*i64"}, [{}]),
     "kernels.sampling._emit": (DRAWN, [{"KEEP_REST": keep, "EVEN": 1, "TILE": 1024} for keep in (1, 0)]),
     "kernels.sampling._write": (DRAWN, [{"TILE": 1024}]),
     "kernels.sampling._open": (DRAWN, [{"CODE": 3}]),
@@ -308,11 +317,24 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"HAS_MEMORY": has, "HAS_REST": has, "EVEN": 1, "TILE": 1024} for has in (1, 0)
     ]),
     "kernels.quantiles._sample": (QUANTILES, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (1, 0)]),
-    "kernels.quantiles._cut": (QUANTILES, [{"ZERO_EDGE": size > 2, "SIZE": size} for size in (16, 2, 256)]),
+    "kernels.quantiles._cut": (QUANTILES, [
+        {"ZERO_EDGE": size > 2, "TELLS": size == 16, "SIZE": size} for size in (16, 2, 256)
+    ]),
     "kernels.quantiles._encode": (QUANTILES, [
         {"BITS": bits, "HELD": held, "EVEN": 1, "G": 128} for bits, held in ((4, 1), (4, 0), (3, 1), (8, 1))
     ]),
-    "kernels.quantiles._add": (QUANTILES, [{"HELD": held, "EVEN": 1, "LANES": 1024} for held in (1, 0)]),
+    "kernels.quantiles._add": (QUANTILES, [
+        {"HELD": held, "LISTED": listed, "EVEN": 1, "LANES": 1024}
+        for held, listed in ((1, 0), (0, 0), (1, 1))
+    ]),
+    "kernels.minmax._look": (MINMAX, [{"TILE": 1024}]),
+    "kernels.minmax._encode": (MINMAX, [{"BITS": bits, "TILE": 1024} for bits in (4, 1, 8)]),
+    "kernels.minmax._lay": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 2))]),
+    **{
+        f"kernels.minmax.{name}": (MINMAX, [{**how, "EVEN": 1, "TILE": 1024} for how in (FEW, ALL_BUCKETS)])
+        for name in ("_hash", "_drop", "_write", "_tally", "_bound", "_decode")
+    },
+    "kernels.minmax._open": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 0))]),
     "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
     "kernels.quantiles._sum": (QUANTILES, [
         {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
@@ -381,7 +403,7 @@ HELPERS = (
     "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
-    "kernels.tagged._tags",
+    "kernels.tagged._tags", "kernels.minmax._chosen", "kernels.minmax._groups_at",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.

@@ -8,7 +8,7 @@ from grace.compute import backends, native
 from grace.contract.compressor import Fused
 from grace.errors import PayloadError
 from grace.kernels.quantiles import encode_quantiles
-from grace.methods.common.buckets import SMALL
+from grace.kernels.quantiles.samples import SMALL
 from grace.methods.sketch import Sketch
 from tests.unit.kernels import block_codecs as check
 

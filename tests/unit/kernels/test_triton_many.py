@@ -13,6 +13,7 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace import wire as wires
+from grace.flags.capturing import pretend_capturing
 from grace.kernels.many import Many, agree_many
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter
 
@@ -65,6 +66,27 @@ def test_what_becomes_of_tensors() -> None:
     cleared = told(2, torch.float32, 1, True)[2:]
     assert [float(x.abs().sum()) for x in cleared[1:5]] == [0.0] * 4
     assert not math.isnan(float(cleared[3].sum()))
+
+
+def test_marks_are_handed_out_once() -> None:
+    many, seen = Many(SIZES, (), (), CPU), set[int]()
+    given = [many.marks(each).clean for each in (1, 2) * 100]
+    for marks, each in zip(given, (1, 2) * 100, strict=True):
+        assert marks.tolist() == [True] * each * len(SIZES), "nobody has marked these"
+        assert marks.data_ptr() % 16 == given[0].data_ptr() % 16
+        places = set(range(marks.data_ptr(), marks.data_ptr() + len(marks)))
+        assert not places & seen
+        seen |= places
+        marks.fill_(False)
+
+
+def test_marks_of_a_captured_step_are_set_in_it() -> None:
+    many = Many(SIZES, (), (), CPU)
+    before = many.marks().clean
+    with pretend_capturing():
+        marks = many.marks().clean
+    assert marks.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
+    assert many.marks().clean.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from grace.kernels import choose_drawn_many, sum_drawn_many, write_drawn_many
 from grace.kernels.index_lists.codes import most
 from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
-from grace.kernels.sampling import Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
 from grace.kernels.sampling.search.triton import find_units
+from grace.kernels.sampling.units import unit_of_budget
 from grace.random import Stream
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
@@ -58,7 +59,7 @@ def bucket(sizes: Sizes, rank: int, dtype: torch.dtype = torch.float32, memories
 
 
 def messages(
-    sizes: Sizes, code: DrawnCode, chances: Chances, world: int = 2, **how: Any
+    sizes: Sizes, code: DrawnCode, chances: Chances | Budgets, world: int = 2, **how: Any
 ) -> tuple[list[Many], DrawnPlaces, Tensor, list[Tensor]]:
     """The tensors of workers, where their wires lie, these, and whether tensors were finite."""
     buckets = [bucket(sizes, rank, **how) for rank in range(world)]
@@ -71,7 +72,9 @@ def messages(
     return buckets, places, rows, [choice.finite for choice in chosen]
 
 
-def wires_and_sums(index: str, chances: Chances = COUNT, sizes: Sizes = SIZES, world: int = 2, **how: Any) -> None:
+def wires_and_sums(
+    index: str, chances: Chances | Budgets = COUNT, sizes: Sizes = SIZES, world: int = 2, **how: Any
+) -> None:
     code = DrawnCode(index)
 
     def draw() -> list[Tensor]:
@@ -90,6 +93,28 @@ def test_wires_and_their_sums() -> None:
     wires_and_sums("auto")
 
 
+@pytest.mark.parametrize("index", ["rice", pytest.param("delta", marks=night)])
+def test_wires_whose_places_are_gaps(index: str) -> None:
+    wires_and_sums(index, sizes=SIZES[:4])
+
+
+def test_units_that_spend_a_budget() -> None:
+    wires_and_sums("raw", Budgets(None, 0.15, True))
+
+
+@night
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_units_that_spend_other_budgets(dtype: torch.dtype) -> None:
+    wires_and_sums("auto", Budgets(3.5, 0.01, False), dtype=dtype, memories=False)
+
+
+@night
+def test_a_budget_that_is_spent_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.kernels.sampling.triton.unit_of_budget", lambda a, budget: unit_of_budget(a, 2 * budget))
+    with pytest.raises(CAUGHT):
+        wires_and_sums("raw", Budgets(None, 0.15, True))
+
+
 @night
 def test_wires_of_a_given_variance() -> None:
     wires_and_sums("raw", SPREAD)
@@ -97,7 +122,7 @@ def test_wires_of_a_given_variance() -> None:
 
 
 @night
-@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano"])
+@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano", "rice", "delta"])
 def test_wires_of_several_tiles(index: str) -> None:
     wires_and_sums(index, sizes=(4097, 300))
     wires_and_sums(index, SPREAD, (300, 64, 20), 3)
@@ -151,6 +176,8 @@ def test_there_is_room_for_what_is_sent(index: str) -> None:
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.sampling.triton.AT_ONCE", 2)
     wires_and_sums("auto", sizes=SIZES[:2])
+    monkeypatch.setattr("grace.kernels.sampling.gapped.triton.AT_ONCE", 2)
+    wires_and_sums("delta", sizes=SIZES[:2])
 
 
 def damaged(index: str, steps: range) -> set[bool]:
@@ -182,7 +209,7 @@ def test_damaged_wires_are_told() -> None:
 
 
 @night
-@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano"])
+@pytest.mark.parametrize("index", ["raw", "bitmap", "elias-fano", "rice", "delta"])
 def test_damaged_wires_of_all_kinds(index: str) -> None:
     assert damaged(index, range(2, 170, 7)) == {True, False}
 
@@ -206,9 +233,14 @@ def _none_expected(sums, pieces, n, k1):  # type: ignore[no-untyped-def]
     return n - n
 
 
+def _at_once(ends: Tensor, *_: Any) -> None:
+    """Each second list is said to begin where the first does."""
+
+
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("sampling.triton._uniform_at", _all_alike, lambda: wires_and_sums("auto", sizes=SIZES[:2])),
     ("sampling.search.triton._unit_of", _one_round, lambda: units(Chances(0.3, None, 2, False), (64,))),
+    ("sampling.gapped.triton._note_ends", _at_once, lambda: wires_and_sums("delta", sizes=SIZES[:1])),
     ("sampling.triton.expected_of", _none_expected, lambda: wires_and_sums("raw", MOST_OF_THEM, tuple(range(2, 15)))),
 ]
 

@@ -7,8 +7,8 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError
 from grace.kernels.index_lists.codes import CODES
+from grace.kernels.sampling.units import unit_of_budget
 from grace.methods import Atomo
-from grace.methods.atomo import unit_of_budget
 
 from . import sparse_checks as checks
 
@@ -47,10 +47,10 @@ def test_probabilities_are_those_of_water_filling(budget: float) -> None:
 def test_budgets_of_other_methods() -> None:
     x = torch.randn(200, generator=checks.generator())
     norm1, norm2, largest = x.abs().sum(), x.norm(), x.abs().max()
-    torch.testing.assert_close(unit_of_budget(x.abs(), float(norm1 / norm2)), float(norm2), rtol=1e-5, atol=0)  # QSGD
-    torch.testing.assert_close(
-        unit_of_budget(x.abs(), float(norm1 / largest) * (1 - 1e-7)), float(largest), rtol=1e-5, atol=0
-    )  # TernGrad
+    qsgd = float(unit_of_budget(x.abs(), float(norm1 / norm2)))
+    assert qsgd == pytest.approx(float(norm2), rel=1e-5)
+    terngrad = float(unit_of_budget(x.abs(), float(norm1 / largest) * (1 - 1e-7)))
+    assert terngrad == pytest.approx(float(largest), rel=1e-5)
 
 
 @pytest.mark.parametrize("knobs", [{"ratio": 0.05}, {"budget": 3.5}])
@@ -59,7 +59,7 @@ def test_unbiased_with_the_variance_of_its_probabilities(knobs: dict) -> None:
     x += x.sign()  # no probability that is too small for a normal approximation
     compressor = Atomo(**knobs)
     square = x.double().square()
-    variance = square / water_filling(x, compressor._budget(200)).clamp_min(1e-300) - square
+    variance = square / water_filling(x, compressor._budgets.count(200)).clamp_min(1e-300) - square
     assert float(variance.sum() / square.sum()) <= compressor.facts(200).variance
     checks.check_unbiased(compressor, x, variance.clamp_min(0))
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.methods.common.buckets import SMALL
+from grace.kernels.quantiles.samples import SMALL
 from grace.methods.sketch import Sketch
 
 from .helpers import (

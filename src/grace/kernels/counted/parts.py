@@ -23,6 +23,18 @@ COUNT = 4  # bytes of the count
 DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
 
 
+def fit_listed(bits: Numbers, each: int, sizes: Numbers) -> Numbers:
+    """How many of ``sizes [T]`` numbers fit at most into ``bits [W, T]`` with ``each`` bits beside their places: ``[W, T]``.
+
+    A list of k places takes no less than ``k log2(n / k)`` bits, and no less than k, if its size follows from n and k.
+    """
+    rooms = np.minimum(bits / (each + 1), sizes)
+    for _ in range(3):
+        place = np.maximum(np.log2(sizes / np.maximum(rooms, 1)), 1)
+        rooms = np.minimum(bits / (each + place), sizes)
+    return np.minimum(rooms.astype(np.int64) + 1, sizes)
+
+
 @dataclass(frozen=True)
 class CountedCode:
     """index: a code of :data:`grace.kernels.index_lists.codes.CODES`. narrow: whether values are bfloat16. codes: what travels
@@ -67,19 +79,10 @@ class CountedCode:
         return COUNT + self.bytes_of(n) + (0 if self.whole else 2 * most(n, n, self.index) + 8)  # fewer may need more
 
     def rooms(self, widths: Numbers, sizes: Numbers) -> Numbers:
-        """For how many values wires of ``widths [W, T]`` bytes have room, of ``sizes [T]`` numbers: ``[W, T]``.
-
-        Beside codes there is a list of k places, which takes no less than ``k log2(n / k)`` bits, and no less than k, if its
-        size follows from n and k.
-        """
+        """For how many values wires of ``widths [W, T]`` bytes have room, of ``sizes [T]`` numbers: ``[W, T]``."""
         if self.codes is None:
             return (widths - COUNT) // self.value
-        bits = 8 * (widths - COUNT - coded_bytes(self.codes, 0))
-        rooms = np.minimum(bits / (self.codes.bits + 1), sizes)
-        for _ in range(3):
-            place = np.maximum(np.log2(sizes / np.maximum(rooms, 1)), 1)
-            rooms = np.minimum(bits / (self.codes.bits + place), sizes)
-        return np.minimum(rooms.astype(np.int64) + 1, sizes)
+        return fit_listed(8 * (widths - COUNT - coded_bytes(self.codes, 0)), self.codes.bits, sizes)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class WirePlaces:
         widths: of each worker those of its wires, as they came from the network. own: this worker's rank.
         least, most: of each tensor, bytes that a sender writes.
 
-    begins: of each tensor the byte where its sealed wire begins. sealed: the bytes of these. size: s, of a message.
+    begins: of each tensor the byte where its sealed wire begins. sealed: the bytes of these. size: s, of a message. step: of
+    the exchange, which keys what wires are read with.
 
     Raises:
         PayloadError: a width that no sender writes.
@@ -117,6 +121,7 @@ class WirePlaces:
         self.sealed = tuple(wires.sealed_bytes(max(column)) for column in zip(*self.widths, strict=True))
         self.begins = [sum(self.sealed[:t]) for t in range(len(self.sealed))]
         self.size = sum(self.sealed)
+        self.step = 0
         self._layout: Any = None
 
     def once(self, make: Callable[[], L]) -> L:

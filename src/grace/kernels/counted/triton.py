@@ -26,6 +26,7 @@ from grace.kernels.counted.sided.triton import ListedSides, list_sides
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.minmax.parts import MinMaxPlaces
 from grace.kernels.selection.tiles.triton import MOST, Look, Notes, measure_many
 from grace.kernels.selection.triton import Largest, Reaching, find_kth
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
@@ -177,14 +178,14 @@ class Lists:
     fronts: Tensor | None = None
 
 
-class _PlacesThere:
+class PlacesThere:
     """Where wires lie, and what programs write and read them, on the device: one copy for each step.
 
     where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where the lists that are written begin.
-    written, read, spans: the programs. plane: room for what a worker's lists hold.
+    written, read, spans: the programs. plane: room for what a worker's lists hold. more: on the device, too.
     """
 
-    def __init__(self, places: CountedPlaces, many: Many):
+    def __init__(self, places: CountedPlaces | MinMaxPlaces, many: Many, *more: Tensor):
         widths, rooms, listed = (torch.from_numpy(x) for x in (np.array(places.widths), places.rooms, places.listed))
         own = rooms[places.own]
         # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
@@ -194,15 +195,15 @@ class _PlacesThere:
         read = -(-bits.amax(dim=0) // LIST_BITS)
         parts = (
             torch.stack((at, widths, listed.cumsum(1) - listed), dim=2), own.cumsum(0) - own, spans_of(read),
-            pair_programs(-(-widths[places.own] // TILE)), pair_programs(read),
+            pair_programs(-(-widths[places.own] // TILE)), pair_programs(read), *more,
         )  # fmt: skip
-        self.where, self.begins, self.spans, self.written, self.read = carry_together(parts, many.device)
+        self.where, self.begins, self.spans, self.written, self.read, *self.more = carry_together(parts, many.device)
         self.plane = max(1, int(places.listed.sum(axis=1).max()))
 
     @staticmethod
-    def of(places: CountedPlaces, many: Many) -> _PlacesThere:
+    def of(places: CountedPlaces, many: Many) -> PlacesThere:
         """That of these places, which is made once."""
-        return places.once(lambda: _PlacesThere(places, many))
+        return places.once(lambda: PlacesThere(places, many))
 
 
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:
@@ -315,7 +316,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
         write_gapped(message, chosen, places)
         return
     lists, own = chosen.notes.lists, places.own
-    layout = _PlacesThere.of(places, many)
+    layout = PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
     total = int(places.rooms[own].sum())
     payload = Payload(code.narrow, code.codes, chosen.notes.fronts)
@@ -329,7 +330,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
     if code.gaps:
         return sum_gapped(rows, many, code, places, weight)
-    layout, marks, steps = _PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
+    layout, marks, steps = PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
     T = len(many)
     lists = many.table.new_empty(len(rows), T, 8)
     launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.clean, rows.stride(0),

@@ -8,7 +8,7 @@ DELTA: which of the two it is. A tile is 1,024 gaps, or as many bits that a kern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -384,10 +384,12 @@ def sum_gap_pairs_many(rows: Tensor, many: Many, code: GapPairs, places: GapPlac
 
 
 def read_lists(
-    rows: Tensor, rooms: Tensor, many: Many, table: GapTable, tiles: Tensor, spans: Tensor, lists: Tensor, marks: Tensor
-) -> Tensor:
+    rows: Tensor, rooms: Tensor, many: Many, table: GapTable, tiles: Tensor, spans: Tensor, lists: Tensor, marks: Tensor,
+    look: Callable[[Tensor, Tensor], None] | None = None,
+) -> Tensor:  # fmt: skip
     """``[W, K]`` int64: the lists in ``rows [W, s]`` uint8, whose codes have ``rooms [W, T]`` bytes, side by side. ``marks
     [T]`` are left at those that no sender writes. ``tiles [programs, 2]`` read them, ``spans [T, 2]`` says whose these are.
+    ``look`` is shown what says where codes end: the bytes of all blocks, int32 ``[W, T]``, and what :func:`_place` leaves.
     """
     W, K, programs = len(rows), table.total, len(tiles)
     planes, delta = 1 if table.delta else 2, table.delta
@@ -399,6 +401,8 @@ def read_lists(
     begins, total = scan(counts, spans)
     sums = torch.empty_like(begins) if delta else begins[W:]
     launch(_place, (programs, W), *where, begins, total, sums, index, marks, rows.stride(0), len(many), K, **how)
+    if look is not None:
+        look(total, index)
     if delta:
         sums = scan(sums, spans)[0]
     launch(_finish, (programs, W), *where, begins, sums, index, marks, rows.stride(0), len(many), K, **how)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.compute.launching import Marks
 from grace.flags.capturing import capturing
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = ["Many", "agree_many", "poison_many", "settle_many"]
 R = TypeVar("R")
 # Tables that are kept: memories change places with their successors and those of other tensors, and gradients may move.
 _SIDES = 64
+_LAUNCHES = 64  # whose marks are made at once
 _EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
 
 
@@ -77,6 +79,7 @@ class Many:
         self.even = False
         self._tables: dict[tuple[int, ...], tuple[Tensor, bool]] = {}
         self._made: dict[Hashable, Any] = {}
+        self._clean, self._given = self.table, 0  # marks for coming launches, and how many have been handed out
 
     def __len__(self) -> int:
         """T b, how many rows there are."""
@@ -93,6 +96,20 @@ class Many:
         """``[T]`` bool: all tensors."""
         tensors = len(self._whole_sizes)
         return self.once("all set", lambda: torch.ones(tensors, dtype=torch.bool, device=self.device))
+
+    def marks(self, each: int = 1) -> Marks:
+        """So many marks for each row, row after row: none is handed out twice. They are made for many launches at once, but
+        while work is captured, since replays have to set them again.
+        """
+        count = each * len(self)
+        if capturing():
+            return Marks(self.table, count)
+        begin = self._given
+        if begin + count > self._clean.numel():
+            begin, room = 0, _LAUNCHES * _aligned(count)
+            self._clean = torch.ones(room, dtype=torch.bool, device=self.device)
+        self._given = begin + _aligned(count)
+        return Marks(self._clean, count, self._clean[begin : begin + count])
 
     def all_of(self, marks: Tensor) -> Tensor:
         """``[T]`` bool: which tensors have no mark, of ``[T b m]`` bool, m for each row, which are set where there is none."""
@@ -218,6 +235,11 @@ class Many:
     def clip(self, block: int) -> int:
         """The size that cuts all rows into the same blocks, none of them longer than the longest row."""
         return min(block, max(self.sizes))
+
+
+def _aligned(count: int) -> int:
+    """Bytes that so many marks take: those of each launch begin at a multiple of 16 bytes, so that it is the same kernel."""
+    return -(-count // _EVEN) * _EVEN
 
 
 class _InRows(Sequence[Tensor]):

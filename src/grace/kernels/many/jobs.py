@@ -98,7 +98,7 @@ class Tensors:
         **constants: Any,
     ) -> Tensor:
         """As :meth:`Rows.encode`: ``[T]`` bool, which tensors were finite."""
-        many, marks = self.many, Marks(self.message, len(self.many))
+        many, marks = self.many, self.many.marks()
         if tells_whole:
             constants["WHOLE"] = per == 8 and many.whole
         heads, tiles = many.heads(many.clip(block)), many.tiles(tile // 8 * per)
@@ -164,7 +164,7 @@ def add_up_many(
     """Launches the kernel for all tensors, of float32, and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no
     mark.
     """
-    noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
+    noted, tiles = many.marks(marks), many.tiles(TILE)
     launch(
         kernel, (tiles.shape[0],), many.table, tiles, rows, many.like, noted.clean, None, rows.shape[0], rows.stride(0), 0,
         known_block(block, max(many.sizes)), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,

@@ -102,8 +102,10 @@ def _sample(
 
 
 @triton.jit
-def _cut(keys, shapes, marks, edges, q, ZERO_EDGE: tl.constexpr, SIZE: tl.constexpr):
-    """``edges [rows, SIZE]``: of each row q - 1, then inf. keys: ascending."""
+def _cut(keys, shapes, marks, edges, zs, q, ZERO_EDGE: tl.constexpr, TELLS: tl.constexpr, SIZE: tl.constexpr):
+    """``edges [rows, SIZE]``: of each row q - 1, then inf. keys: ascending. TELLS: ``zs [rows]``, how many buckets hold
+    negative numbers, where zero is an edge.
+    """
     row = tl.program_id(0).to(tl.int64)
     seen, head = tl.load(shapes + 2 * row), tl.load(shapes + 2 * row + 1)
     j = tl.arange(0, SIZE).to(tl.int64) + 1
@@ -111,10 +113,22 @@ def _cut(keys, shapes, marks, edges, q, ZERO_EDGE: tl.constexpr, SIZE: tl.conste
     edge = ascending_word(word).to(tl.float32, bitcast=True)
     if ZERO_EDGE:
         negative = reaching(keys + head, row << 32, seen, 0, 0)
-        z = tl.minimum(tl.maximum((2 * q * negative + seen) // (2 * seen), 1), q - 1)
-        mixed = (tl.load(marks + 3 * row + 1) == 0) & (tl.load(marks + 3 * row + 2) == 0)
-        edge = tl.where((j == z) & mixed, 0.0, edge)
+        z = tl.minimum(tl.maximum((2 * q * negative + seen) // tl.maximum(2 * seen, 1), 1), q - 1)
+        below, above = tl.load(marks + 3 * row + 1) == 0, tl.load(marks + 3 * row + 2) == 0
+        edge = tl.where((j == z) & below & above, 0.0, edge)
+        if TELLS:
+            tl.store(zs + row, tl.where(below & above, z, tl.where(below, q, 0)).to(tl.int32))
     tl.store(edges + row * SIZE + j - 1, tl.where(j < q, edge, float("inf")))
+
+
+@triton.jit
+def bucket_of(edges, p, q, BITS: tl.constexpr):
+    """int32: how many of a row's edges are at most p; of an inf the last bucket."""
+    code = tl.zeros(p.shape, tl.int32)
+    for t in tl.static_range(0, BITS):
+        half = (1 << BITS) >> (t + 1)
+        code += tl.where(tl.load(edges + code + half - 1) <= p, half, 0)
+    return tl.minimum(code, q - 1).to(tl.int32)
 
 
 @triton.jit
@@ -128,11 +142,7 @@ def _encode(
     first, i, counts = positions_of(tile, G, 8)
     inside = counts & (i < n)
     p = _number_at(table, row, like, i, inside, HELD, EVEN)
-    code = tl.zeros((G, 8), tl.int32)  # how many edges are at most p
-    for t in tl.static_range(0, BITS):
-        half = (1 << BITS) >> (t + 1)
-        code += tl.where(tl.load(edges + (row << BITS) + code + half - 1) <= p, half, 0)
-    code = tl.minimum(code, q - 1).to(tl.int32)  # where p is inf
+    code = bucket_of(edges + (row << BITS), p, q, BITS)
     store_codes(wire + place + 4 * q, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
     tl.store(cells + tl.load(heads + row) + i, (row * q).to(tl.int32) + code, inside)
 
@@ -146,18 +156,28 @@ def slack(size, count, LANES: tl.constexpr):
 
 
 @triton.jit
+def _summand_at(table, row, like, head, i, inside, HELD: tl.constexpr, LISTED: tl.constexpr, EVEN: tl.constexpr):
+    """float64: number i of all rows, of which the row's begin at ``head``; see :func:`_add`."""
+    if LISTED:
+        p = load_number(like, i, inside)
+    else:
+        p = _number_at(table, row, like, i - head, inside, HELD, EVEN)
+    return p.to(tl.float64)
+
+
+@triton.jit
 def _add(
     table, programs, heads, like, ends, order, wire, means, q,
-    HELD: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr,
+    HELD: tl.constexpr, LISTED: tl.constexpr, EVEN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The mean of a bucket, into the wire and into ``means [rows, q]``. ``order``: the numbers of all rows, those of a bucket
-    side by side; ``ends``: how many there are before each bucket.
+    side by side; ``ends``: how many there are before each bucket. LISTED: these are numbers in ``like`` itself, side by side,
+    and no wires are written.
 
     The mean is that of the sum in the order of the numbers. LANES at a time make another, and all orders agree within a
     bound: where the mean is the same at both of its ends it is the one, else the numbers are added again, in order.
     """
     row, bucket = tile_of(programs)
-    place, _n = wire_of(table, row)
     head = tl.load(heads + row)
     begin = tl.load(ends + row * q + bucket)
     count = (tl.load(ends + row * q + bucket + 1) - begin).to(tl.int32)
@@ -165,8 +185,8 @@ def _add(
     sums, sizes = tl.zeros((LANES,), tl.float64), tl.zeros((LANES,), tl.float64)
     for t in tl.range(0, count, LANES, loop_unroll_factor=4):  # so that as many loads are under way
         there = t + lane < count
-        i = tl.load(order + begin + t + lane, there, head) - head
-        p = _number_at(table, row, like, i, there, HELD, EVEN).to(tl.float64)
+        i = tl.load(order + begin + t + lane, there, head)
+        p = _summand_at(table, row, like, head, i, there, HELD, LISTED, EVEN)
         sums += p
         sizes += tl.abs(p)
     total, size = tl.sum(sums, 0), tl.sum(sizes, 0)
@@ -176,10 +196,12 @@ def _add(
     sure = sure | ~(size < float("inf"))  # what is not finite is not in any order
     chain = tl.zeros((1,), tl.float64)
     for t in tl.range(0, tl.where(sure, 0, count), loop_unroll_factor=16):
-        i = tl.load(order + begin + t + first) - head
-        chain += _number_at(table, row, like, i, i >= 0, HELD, EVEN).to(tl.float64)
+        i = tl.load(order + begin + t + first)
+        chain += _summand_at(table, row, like, head, i, i >= 0, HELD, LISTED, EVEN)
     mean = (tl.where(sure, total, chain) / n).to(tl.float32)
-    store_float(wire + place + 4 * (bucket + first), mean, first == 0)
+    if LISTED == 0:
+        place, _n = wire_of(table, row)
+        store_float(wire + place + 4 * (bucket + first), mean, first == 0)
     tl.store(means + row * q + bucket + first, mean)
 
 
@@ -219,25 +241,52 @@ def _sum(
     store_tile(out + i, total, inside, full)
 
 
+def cut_rows(
+    keys: Tensor, shapes: Tensor, marks: Tensor, q: int, *, zero_edge: bool, zs: Tensor | None = None
+) -> Tensor:
+    """float32 ``[rows, 2**bits]``: the edges of rows, of ``keys`` int64, in any order, of the numbers that are seen, and of
+    what comes behind. ``shapes [rows, 2]``: how many of each row are seen, and of all rows before it. ``marks [3 rows]``: the
+    second and the third of each say whether it has negative numbers, and others. ``zs``: as :func:`_cut` has them.
+    """
+    size = 1 << code_bits(q)
+    edges = torch.empty(len(shapes), size, device=keys.device)
+    launch(_cut, (len(shapes),), torch.sort(keys).values, shapes, marks, edges, zs, q, ZERO_EDGE=zero_edge,
+           TELLS=zs is not None, SIZE=size)  # fmt: skip
+    return edges
+
+
+def add_buckets(
+    cells: Tensor, many: Many, q: int, message: Tensor | None, listed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(``[rows, q]``: the means of buckets; int64 ``[rows q + 1]``: how many numbers come before each). ``cells`` int32: which
+    of all buckets each number is in, or one behind the last. They go to the wires in ``message [s]`` uint8; or without one
+    they are those of numbers in ``listed`` float32, side by side as ``cells`` are.
+    """
+    rows = len(many)
+    ascending, order = torch.sort(cells, stable=True)
+    every = many.numbers(("every", q), lambda: range(rows * q + 1), torch.int32)
+    owned, means = many.pairs(("buckets", q), lambda: [q] * rows), torch.empty(rows, q, device=many.device)
+    ends = torch.searchsorted(ascending, every)
+    launch(_add, (len(owned),), many.table, owned, many.heads(1), many.like if listed is None else listed, ends, order,
+           message, means, q, HELD=many.rests is not None, LISTED=listed is not None, EVEN=many.even,
+           LANES=_LANES)  # fmt: skip
+    return means, ends
+
+
 def encode_quantiles_many(
     message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
 ) -> Tensor:
     device, tiles, heads, held = many.device, many.tiles(TILE), many.heads(1), many.rests is not None
-    rows, bits, shapes, marks = len(many), code_bits(q), many.kept(seen), Marks(message, 3 * len(many))
+    bits, shapes, marks = code_bits(q), many.kept(seen), Marks(message, 3 * len(many))
     keys = torch.empty(sum(seen), dtype=torch.int64, device=device)
     launch(_look, (len(tiles),), many.table, tiles, many.like, marks.clean, shapes, keys, EVEN=many.even,
            HAS_MEMORY=many.memories is not None, HAS_REST=held, TILE=TILE)  # fmt: skip
     _sample_rows(keys, many, seen, shapes, step)
-    edges = torch.empty(rows << bits, device=device)
-    launch(_cut, (rows,), torch.sort(keys).values, shapes, marks.clean, edges, q, ZERO_EDGE=zero_edge, SIZE=1 << bits)
+    edges = cut_rows(keys, shapes, marks.clean, q, zero_edge=zero_edge)
     cells = torch.empty(sum(many.sizes), dtype=torch.int32, device=device)
     launch(_encode, (len(tiles),), many.table, tiles, heads, many.like, edges, message, cells, q, BITS=bits, HELD=held,
            EVEN=many.even, G=TILE // 8)  # fmt: skip
-    ascending, order = torch.sort(cells, stable=True)
-    every = many.numbers(("every", q), lambda: range(rows * q + 1), torch.int32)
-    owned, means = many.pairs(("buckets", q), lambda: [q] * rows), torch.empty(rows * q, device=device)
-    launch(_add, (len(owned),), many.table, owned, heads, many.like, torch.searchsorted(ascending, every), order, message,
-           means, q, HELD=held, EVEN=many.even, LANES=_LANES)  # fmt: skip
+    means, _ = add_buckets(cells, many, q, message, None)
     if held:
         launch(_drop, (len(tiles),), many.table, tiles, heads, cells, means, LARGEST=torch.finfo(torch.float32).max,
                EVEN=many.even, TILE=TILE)  # fmt: skip

@@ -14,13 +14,13 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.many import Many
-from grace.kernels.sampling.parts import Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling.parts import Budgets, Chances, DrawnCode, DrawnPlaces
 
-__all__ = ["Chances", "DrawnCode", "DrawnPlaces", "choose_drawn_many", "sum_drawn_many", "write_drawn_many"]
+__all__ = ["Budgets", "Chances", "DrawnCode", "DrawnPlaces", "choose_drawn_many", "sum_drawn_many", "write_drawn_many"]
 
 
 @operation
-def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances, step: int) -> Chosen:
+def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances | Budgets, step: int) -> Chosen:
     """A sample of each tensor plus its memory, drawn with the stream of the tensor in this step. Rests, if there are any,
     become that sum, or 0 where it is not finite; ``like`` is a number on the device.
     """

@@ -15,7 +15,7 @@ from grace.kernels.coded import Quanta
 from grace.kernels.counted.parts import CountedCode, WirePlaces
 from grace.kernels.index_lists.codes import most
 from grace.kernels.packing import packed_bytes
-from grace.kernels.sampling.units import unit_of_count, unit_of_variance
+from grace.kernels.sampling.units import unit_of_budget, unit_of_count, unit_of_variance
 
 COUNTS = 8  # bytes of the two counts
 DENSE_COUNT = -1  # in place of the first count: all n values follow, and nothing else
@@ -54,6 +54,30 @@ class Chances:
         if self.epsilon:
             return unit_of_variance(a, self.epsilon)
         return unit_of_count(a, self.count(a.numel()), self.rounds)
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """As :class:`Chances`, whose units spend a budget, where the largest numbers are certain to be kept.
+
+    budget: how many numbers are kept on average, >= 1. ratio: which share of them, where there is no budget.
+    """
+
+    budget: float | None
+    ratio: float
+    shrink: bool
+
+    def count(self, n: int) -> float:
+        """How many of n numbers are kept on average, n >= 1."""
+        return min(max(1.0, self.ratio * n if self.budget is None else self.budget), float(n))
+
+    def factor(self, n: int) -> float:
+        """What is sent is multiplied by this: with ``shrink`` by 1/(1+omega)."""
+        return self.count(n) / n if self.shrink else 1.0
+
+    def unit(self, a: Tensor) -> float:
+        """The unit of magnitudes ``a [n]`` that are not all zero."""
+        return float(unit_of_budget(a, self.count(a.numel())))
 
 
 @dataclass(frozen=True)

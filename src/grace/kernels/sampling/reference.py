@@ -10,11 +10,11 @@ from grace.flags.finite import Flag
 from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.many import Many
-from grace.kernels.sampling import Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
 from grace.kernels.sampling.wire import add_sampled_, sample_
 
 
-def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances, step: int) -> Chosen:
+def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances | Budgets, step: int) -> Chosen:
     def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         row, finite = sum_finite_(x, memory, rest)
         stream = replace(many.streams[t], step=step)

@@ -6,7 +6,7 @@ Each wire has two lists. Their tables lie side by side, of what is certain to be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +24,11 @@ from grace.kernels.counted.triton import lay_out, store_list
 from grace.kernels.index_lists.triton import LIST_BITS, code_byte, code_of, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import key_of, tile_of, wire_of
-from grace.kernels.sampling import Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
+from grace.kernels.sampling.gapped.triton import GapNotes, choose_gapped, sum_gapped, write_gapped
 from grace.kernels.sampling.parts import COUNTS, SIGNS
 from grace.kernels.sampling.search.triton import LANES, PIECE, ROWS, find_units, joined, numbers_at
+from grace.kernels.sampling.units import unit_of_budget
 from grace.kernels.selection.tiles.triton import MOST, Look, measure_many
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables
 from grace.kernels.staging import clear_many
@@ -124,6 +126,15 @@ def _plan(table, heads, sums, total, lists, widths, rows, CODE: tl.constexpr):
     k1, k2 = tl.where(dense, n, k1), tl.where(dense, 0, k2)
     width = _store_lists(lists + 8 * row, lists + 8 * (rows + row), n, k1, k2, dense, CODE)
     tl.store(widths + row, width)
+
+
+@triton.jit
+def _expect(table, heads, sums, total, out):
+    """``out [rows]`` int64: how many numbers are expected to be drawn, of ``total [rows]`` that are certain to be kept."""
+    row = tl.program_id(0).to(tl.int64)
+    _place, n = wire_of(table, row)
+    k1 = tl.load(total + row).to(tl.int64)
+    tl.store(out + row, expected_of(sums + tl.load(heads + row), (n + 4095) // 4096, n, k1))
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -225,16 +236,16 @@ def _open(table, where, lists, wires, marks, stride, CODE: tl.constexpr):
 @dataclass(frozen=True)
 class _Drawn:
     """What is sent. numbers: the tensors' sums with the memories. units, factors: float32 ``[T]``. begins: int32
-    ``[2, pieces]``, how many numbers come before each piece in its tensor. lists: int64 ``[2, T, 8]``. step: whose numbers
-    are drawn.
+    ``[2, pieces]``, how many numbers come before each piece in its tensor. lists: int64 ``[2, T, 8]``; or what
+    else is to be written, if places travel as gaps. step: whose numbers are drawn.
     """
 
     numbers: Many
     units: Tensor
     factors: Tensor
     begins: Tensor
-    lists: Tensor
     step: int
+    lists: Tensor | GapNotes | None = None
 
     def emit(self, lists: Tensor, room: int, keep_rest: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Places int64 ``[K]``, what is sent of those that are certain to be kept, float32 ``[K]``, and of others the signs,
@@ -247,6 +258,16 @@ class _Drawn:
                self.begins, self.begins.shape[1], index, sent, signs, len(many), signed(self.step), KEEP_REST=keep_rest,
                EVEN=many.even, TILE=_PART)  # fmt: skip
         return index, sent, signs
+
+    def write(
+        self, tiles: Tensor, lists: Tensor, index: Tensor, sent: Tensor, signs: Tensor, message: Tensor, where: Tensor,
+        sizes: Tensor,
+    ) -> None:  # fmt: skip
+        """Writes wires of ``sizes [T]`` bytes into ``message [s]`` uint8, where they begin, ``where [T]``. ``tiles
+        [programs, 2]``: of 1,024 bytes.
+        """
+        launch(_write, (len(tiles),), tiles, lists, index, sent, signs, self.units, self.factors, message,
+               len(self.numbers), where, sizes, TILE=TILE)  # fmt: skip
 
 
 class _DrawnPlacesThere:
@@ -276,14 +297,14 @@ class _DrawnPlacesThere:
         return places.once(lambda: _DrawnPlacesThere(places, many))
 
 
-def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances, step: int) -> Any:
-    if max(many.sizes) > MOST or code.counted.gaps:
+def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chances | Budgets, step: int) -> Any:
+    if max(many.sizes) > MOST:
         return NotImplemented
     finite = measure_many(Look.at_many(many), many, None)
     numbers = many.once("sums", lambda: Many(many.sizes, (), many.streams, many.device))
     numbers.point(many.rests or many.xs)
     clear_many(finite, numbers)
-    units = find_units(numbers, chances)
+    units = _spend(numbers, chances) if isinstance(chances, Budgets) else find_units(numbers, chances)
     factors = many.numbers(("factors", chances), lambda: [chances.factor(n) for n in many.sizes], torch.float32)
     heads, tiles, plane = many.heads(PIECE), numbers.tiles(PIECE * ROWS), sum(many.counts(PIECE))
     sums = torch.empty(plane, dtype=torch.float64, device=many.device)
@@ -292,22 +313,54 @@ def choose_drawn_many(like: Tensor, many: Many, code: DrawnCode, chances: Chance
     launch(_weigh, (len(tiles),), numbers.table, tiles, heads, numbers.like, units, sums, counts, plane, turns, signed(step),
            EVEN=numbers.even, ROWS=ROWS)  # fmt: skip
     begins, total = scan(counts, many.spans(PIECE, lambda: many.counts(PIECE)))
+    if code.counted.gaps:
+        return _chosen_gapped(code.index, _Drawn(numbers, units, factors, begins, step), many, sums, total, finite)
     lists, widths = many.table.new_empty(2, len(many), 8), many.table.new_empty(len(many))
     launch(_plan, (len(many),), many.table, heads, sums, total, lists, widths, len(many), CODE=code.counted.number)
-    return Chosen(widths, finite, _Drawn(numbers, units, factors, begins, lists, step))
+    return Chosen(widths, finite, _Drawn(numbers, units, factors, begins, step, lists))
+
+
+def _chosen_gapped(index: str, drawn: _Drawn, many: Many, sums: Tensor, total: Tensor, finite: Tensor) -> Chosen:
+    """As :func:`choose_drawn_many`, of what is drawn; the host is asked how many numbers that are."""
+    expected = many.table.new_empty(len(many))
+    launch(_expect, (len(many),), many.table, many.heads(PIECE), sums, total, expected)
+    told = torch.cat((total.long(), expected[None])).tolist()  # the question
+
+    def emit(lists: Tensor, room: int) -> tuple[Tensor, Tensor, Tensor]:
+        return drawn.emit(lists, room, many.rests is not None)
+
+    widths, notes = choose_gapped(many.sizes, index, told, many.device, emit, drawn.write)
+    return Chosen(widths, finite, replace(drawn, lists=notes))
+
+
+def _spend(many: Many, budgets: Budgets) -> Tensor:
+    """float32 ``[T]``: the units that spend the budgets of several tensors, which torch sorts one after the other."""
+    units, some = [], []
+    for x in many.xs:
+        a = x.view(-1).float().abs()
+        units.append(unit_of_budget(a, budgets.count(a.numel())))
+        some.append(a.any())
+    limits = torch.finfo(torch.float32)
+    units_of = torch.cat(units).clamp(limits.tiny, limits.max).float()
+    return torch.where(torch.stack(some), units_of, limits.max)
 
 
 def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chosen, places: DrawnPlaces) -> None:
-    drawn, layout = chosen.notes, _DrawnPlacesThere.of(places, many)
-    lists, own = drawn.lists, places.own
+    drawn, own = chosen.notes, places.own
+    if code.counted.gaps:
+        write_gapped(message, drawn.lists, places)
+        return
+    lists, layout = drawn.lists, _DrawnPlacesThere.of(places, many)
     lists[:, :, 1] = layout.begins
     lists[1, :, 1] += torch.where(lists[0, :, 2] == 3, 0, lists[0, :, 0])
     index, sent, signs = drawn.emit(lists, int(places.rooms[own].sum()), many.rests is not None)
-    launch(_write, (len(layout.written),), layout.written, lists, index, sent, signs, drawn.units, drawn.factors, message,
-           len(many), layout.where[own, :, 0].contiguous(), layout.where[own, :, 1].contiguous(), TILE=TILE)  # fmt: skip
+    begins, widths = layout.where[own, :, 0].contiguous(), layout.where[own, :, 1].contiguous()
+    drawn.write(layout.written, lists, index, sent, signs, message, begins, widths)
 
 
 def sum_drawn_many(rows: Tensor, many: Many, code: DrawnCode, places: DrawnPlaces, weight: float) -> Tensor:
+    if code.counted.gaps:
+        return sum_gapped(rows, many, code.index, places, weight)
     layout, T, W = _DrawnPlacesThere.of(places, many), len(many), len(rows)
     marks, read = Marks(rows, T), Marks(rows, 2 * T)
     lists = many.table.new_empty(W, 2 * T, 8)

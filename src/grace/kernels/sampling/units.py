@@ -7,6 +7,7 @@ devices.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from grace.kernels.blocks import runs_of_pieces
@@ -43,6 +44,20 @@ def unit_of_variance(a: Tensor, epsilon: float) -> float:
         if total == 0 or (spread + squares) / total >= unit:
             return unit
         unit = (spread + squares) / total
+
+
+def unit_of_budget(a: Tensor, budget: float) -> Tensor:
+    """1/lambda with ``sum min(lambda a, 1) = min(budget, non-zero numbers)``, for magnitudes ``a [n]``, not all zero:
+    water-filling. float64 ``[1]``: nobody asks the host.
+    """
+    sizes = a.double().sort(descending=True).values  # [n], zeros behind the m others
+    left = budget - torch.arange(sizes.numel(), dtype=torch.float64, device=a.device)  # of the budget, before the i-th
+    tail = sizes.flip(0).cumsum(0).flip(0)  # the sum of the i-th and all smaller ones
+    sure = (sizes * left >= tail).cumprod(0)  # certain to be kept, as are all before it
+    some = (sizes > 0).sum(0, keepdim=True)  # [1]: m
+    first = torch.minimum(sure.sum(0, keepdim=True), some)
+    last = torch.minimum(first, some - 1).clamp_min(0)
+    return torch.where(first < some, tail.gather(0, last) / left.gather(0, last), sizes.gather(0, last))
 
 
 def sum_unless(values: Tensor, left_out: Tensor | None) -> float:

@@ -316,7 +316,7 @@ def write_tables(
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
-    table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
+    table, marks, add = ListTable.of(many, pairs.lists), many.marks(), False
     for part in rows.split(AT_ONCE):
         index = table.read(part, many, marks.clean)
         sum_tables(part, many, table.lists, index, table.steps, weight, marks, pairs.narrow, each=False, add=add,
@@ -370,7 +370,7 @@ def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLis
 
 
 def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
-    table, marks = ListTable.of(many, lists), Marks(message, len(many))
+    table, marks = ListTable.of(many, lists), many.marks()
     wires = message.view(torch.uint8)[None]
     sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
     return many.all_of(marks.clean)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, launch
+from grace.compute.launching import TILE, launch
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import add_product, load_number, load_sum, load_tile, magnitude, mark_if, store_tile
@@ -187,27 +187,27 @@ def clear_many(flags: Tensor, many: Many) -> None:
 
 
 def finite_many(flags: Tensor, many: Many) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    tiles, marks = many.tiles(TILE), many.marks()
     launch(_look, (tiles.shape[0],), many.table, tiles, marks.clean, EVEN=many.even, TILE=TILE)
     return flags & many.all_of(marks.clean)
 
 
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    tiles, marks = many.tiles(TILE), many.marks()
     launch(_narrow, (tiles.shape[0],), many.table, tiles, many.like, rooms.table, marks.clean,
            HAS_REST=many.rests is not None, EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
     return flags & many.all_of(marks.clean)
 
 
 def round_many(message: Tensor, many: Many, rounded: Many, weight: float) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    tiles, marks = many.tiles(TILE), many.marks()
     launch(_round, (tiles.shape[0],), many.table, tiles, rounded.like, rounded.table, marks.clean, weight,
            EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
     return many.all_of(marks.clean)
 
 
 def widen_many(message: Tensor, rounded: Many, many: Many) -> Tensor:
-    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    tiles, marks = many.tiles(TILE), many.marks()
     launch(_widen, (tiles.shape[0],), many.table, tiles, rounded.like, rounded.table, marks.clean,
            EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
     return many.all_of(marks.clean)

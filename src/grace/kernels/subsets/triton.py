@@ -259,7 +259,7 @@ class Subsets:
 
     def take(self, message: Tensor, left: Sequence[float]) -> Tensor:
         """As :func:`grace.kernels.subsets.take_subsets_many`."""
-        many, marks = self._many, Marks(message, len(self._many))
+        many, marks = self._many, self._many.marks()
         if self._before is not None:
             message.zero_()
         launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
@@ -268,7 +268,7 @@ class Subsets:
 
     def put(self, message: Tensor, weight: Sequence[float], into: Many) -> Tensor:
         """As :func:`grace.kernels.subsets.put_subsets_many`."""
-        marks = Marks(message, len(self._many))
+        marks = self._many.marks()
         launch(_put_drawn, *self._arguments(into, message, marks, weight), EVEN=into.even, LISTED=self._before is None,
                TILE=TILE)  # fmt: skip
         return marks.clean

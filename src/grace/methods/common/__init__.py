@@ -5,8 +5,7 @@ streams             zlib and zstd for any wire
 counts              how many of n numbers a ratio keeps, and how much of them arrives
 blocks, positions   sums of numbers that are at the same places on all ranks
 tails               thresholds from statistics
-buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighboring ones together
-count_sketch        a linear sketch of a vector; minmax_sketch: small numbers in fewer cells than keys
+count_sketch        a linear sketch of a vector; sketch_bucket: of the tensors of a bucket
 cast                rounding to a 16-bit float
 powers_of_two       signed powers of two in four bits, of numbers that waited: waiting_bucket
 rotation            random Hadamard rotations; rotated_codes: centroids of rotated blocks

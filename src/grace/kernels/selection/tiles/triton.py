@@ -350,6 +350,6 @@ def measure_many(look: Look, many: Many, notes: Notes | None, signs: Tensor | No
     selected, if that is wanted: ``[T]`` bool, which of them are finite. signs: int32 ``[T, 2]``, to which is added how many
     numbers are positive, and how many negative.
     """
-    marks, held, added = Marks(many.table, len(many)), many.rests is not None, many.memories is not None
+    marks, held, added = many.marks(), many.rests is not None, many.memories is not None
     look.measure(marks, None, None, notes, added, held and (added or many.rests is not many.xs), signs)
     return many.all_of(marks.clean)

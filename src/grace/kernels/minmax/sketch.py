@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError
-from grace.kernels import hash_coefficients, pack, packed_bytes, polynomial_hash, unpack
+from grace.kernels.hashing import hash_coefficients, polynomial_hash
+from grace.kernels.packing import pack, packed_bytes, unpack
 
 
 def encode(

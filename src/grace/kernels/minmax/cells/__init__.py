@@ -1,0 +1,1 @@
+"""Groups of buckets, and where the cells of their sketches are, for Triton kernels."""
