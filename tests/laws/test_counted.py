@@ -153,6 +153,23 @@ def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None
         assert_same(policy, 3, (*MIXED, (5,)), plans=SOME)
 
 
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [
+        ("counted", "threshold:v=1.5"),
+        pytest.param("counted", "threshold:v=1.5,index=rice", marks=night),
+        pytest.param("sampling", "gspar:ratio=0.3", marks=night),
+        pytest.param("minmax", "sketchml", marks=night),
+    ],
+)
+def test_tensors_too_large_to_choose_from_are_chosen_one_by_one(
+    family: str, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"grace.kernels.{family}.triton.MOST", 5)
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", spec)]), 2, MIXED)
+
+
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("spec", AT_NIGHT)

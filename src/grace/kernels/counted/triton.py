@@ -311,10 +311,11 @@ class _Samples:
         return totals.gather(0, level)[0]
 
 
-def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:
+def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> Any:
+    if isinstance(chosen.notes, list):  # wires that are made: some tensor was too large to choose from it here
+        return NotImplemented
     if code.gaps:
-        write_gapped(message, chosen, places)
-        return
+        return write_gapped(message, chosen, places)
     lists, own = chosen.notes.lists, places.own
     layout = PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
@@ -324,7 +325,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
     chosen.notes.picked.emit(lists, index, sent, many.rests is not None, payload)
     counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
     message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
-    write_tables(message, many, lists, layout.written, index, sent, payload)
+    return write_tables(message, many, lists, layout.written, index, sent, payload)
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:

@@ -345,17 +345,18 @@ def _spend(many: Many, budgets: Budgets) -> Tensor:
     return torch.where(torch.stack(some), units_of, limits.max)
 
 
-def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chosen, places: DrawnPlaces) -> None:
+def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chosen, places: DrawnPlaces) -> Any:
     drawn, own = chosen.notes, places.own
+    if not isinstance(drawn, _Drawn):  # wires that are made: some tensor was too large to choose from it here
+        return NotImplemented
     if code.counted.gaps:
-        write_gapped(message, drawn.lists, places)
-        return
+        return write_gapped(message, drawn.lists, places)
     lists, layout = drawn.lists, _DrawnPlacesThere.of(places, many)
     lists[:, :, 1] = layout.begins
     lists[1, :, 1] += torch.where(lists[0, :, 2] == 3, 0, lists[0, :, 0])
     index, sent, signs = drawn.emit(lists, int(places.rooms[own].sum()), many.rests is not None)
     begins, widths = layout.where[own, :, 0].contiguous(), layout.where[own, :, 1].contiguous()
-    drawn.write(layout.written, lists, index, sent, signs, message, begins, widths)
+    return drawn.write(layout.written, lists, index, sent, signs, message, begins, widths)
 
 
 def sum_drawn_many(rows: Tensor, many: Many, code: DrawnCode, places: DrawnPlaces, weight: float) -> Tensor:
