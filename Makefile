@@ -10,6 +10,8 @@ NATIVE := $(shell find native -name tests -prune -o \( -name '*.cc' -o -name '*.
 
 # A bare `torch` would bring the newest release with its CUDA packages; constraints.txt names the one that is tested.
 PIP    := $(BIN)/python -m pip
+# More options of pip install.
+INSTALL ?=
 
 define CHECK_PYTHON
 $(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Grace needs Python 3.10 or newer; $(PYTHON) is Python " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")' && \
@@ -55,14 +57,14 @@ setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyp
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) install --quiet $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # The demo needs neither toolkits nor test tools: a fraction of what setup installs. Where setup has been, nothing more is needed.
 $(LIGHT): pyproject.toml constraints.txt $(NATIVE)
 	@$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
+	$(PIP) install --quiet $(INSTALL) -c constraints.txt -e '.[bench]'
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a network with four workers each; table and figures in demo/

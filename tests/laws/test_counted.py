@@ -165,9 +165,9 @@ def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None
 def test_tensors_too_large_to_choose_from_are_chosen_one_by_one(
     family: str, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    want = outcome(spec, torch.float32, "reference", False, MIXED, 1)
     monkeypatch.setattr(f"grace.kernels.{family}.triton.MOST", 5)
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 2, MIXED)
+    assert outcome(spec, torch.float32, "triton", True, MIXED, 1) == want
 
 
 @night

@@ -28,7 +28,7 @@ __all__ = ["interpreter"]
 SPREAD = True  # over the test runner's processes
 SHAPES: Shapes = ((1300,), (1, 7), (33, 5), (1,), (8, 16))
 # The others follow at night.
-HERE = ("efsignsgd", "topk:ratio=0.2", "powersgd")
+HERE = ("efsignsgd", "powersgd")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
