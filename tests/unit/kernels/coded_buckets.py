@@ -93,3 +93,33 @@ class Coded:
                         except PayloadError:
                             legal[backend] = [True, False]
                 assert legal["triton"] == legal["reference"] == [True, right], (at, byte)
+
+
+def compare_damaged(
+    rows: Tensor,
+    begin: int,
+    steps: range,
+    bucket: Callable[[], Many],
+    add_up: Callable[[Tensor, Many], Tensor],
+    rank: int = 0,
+) -> set[bool]:
+    """Wires ``rows [W, s]`` are refused as by the specification, whichever bit is another of the first tensor's, which begins
+    at ``begin`` in that rank's: whether some are legal, and some not.
+    """
+    answers = set[bool]()
+    for step in steps:
+        spoiled, legal, sums = rows.clone(), dict[str, list[bool]](), dict[str, Tensor]()
+        spoiled[rank, begin + step // 8] ^= 1 << step % 8
+        for backend in ("reference", "triton"):
+            many = bucket()
+            with cpu_as_accelerator(), backends.using(backend):
+                try:
+                    legal[backend] = add_up(spoiled, many).tolist()
+                except PayloadError:
+                    legal[backend] = [False, *[True] * (len(many) - 1)]
+            sums[backend] = many.xs[0]
+        assert legal["triton"][0] <= legal["reference"][0], step
+        assert all(legal["triton"][1:]), step
+        assert not legal["triton"][0] or torch.equal(sums["triton"], sums["reference"]), step
+        answers.add(legal["triton"][0])
+    return answers

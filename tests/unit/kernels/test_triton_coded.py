@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,13 +14,13 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
-from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import choose_coded_many, sum_counted_many
 from grace.kernels.coded import BIAS, SPAN, Codes, Powers, Quanta
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces
 from grace.kernels.index_lists.codes import most
 from grace.kernels.many import Many
+from tests.unit.kernels.coded_buckets import compare_damaged
 from tests.unit.kernels.test_triton_counted import SIZES, bucket, messages
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
@@ -79,28 +80,11 @@ def test_wires_of_several_tiles(codes: Codes, index: str) -> None:
 
 
 def damaged(codes: Codes, index: str, steps: range) -> set[bool]:
-    """Wires are refused as by the specification, whatever bit of the first tensor's is another: whether some were."""
-    code, answers = CountedCode(index, False, codes), set[bool]()
-    choose = quanta if isinstance(codes, Quanta) else powers
-    with cpu_as_accelerator():
-        with backends.using("reference"):
-            _, places, rows, _ = messages(SIZES, code, choose)
-        for step in steps:
-            spoiled, legal, sums = rows.clone(), dict[str, list[bool]](), dict[str, Tensor]()
-            spoiled[0, places.begins[0] + 4 + step // 8] ^= 1 << step % 8
-            for backend in ("reference", "triton"):
-                many = bucket(SIZES, 0)
-                with backends.using(backend):
-                    try:
-                        legal[backend] = sum_counted_many(spoiled, many, code, places, 1.0).tolist()
-                    except PayloadError:
-                        legal[backend] = [False, True, True]
-                sums[backend] = many.xs[0]
-            assert legal["triton"][0] <= legal["reference"][0], (index, step)
-            assert legal["triton"][1]
-            assert not legal["triton"][0] or torch.equal(sums["triton"], sums["reference"]), (index, step)
-            answers.add(legal["triton"][0])
-    return answers
+    code, choose = CountedCode(index, False, codes), quanta if isinstance(codes, Quanta) else powers
+    with cpu_as_accelerator(), backends.using("reference"):
+        _, places, rows, _ = messages(SIZES, code, choose)
+    add_up = functools.partial(sum_counted_many, code=code, places=places, weight=1.0)
+    return compare_damaged(rows, places.begins[0] + 4, steps, lambda: bucket(SIZES, 0), add_up)
 
 
 @night

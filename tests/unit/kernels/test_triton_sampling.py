@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,6 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
-from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import choose_drawn_many, sum_drawn_many, write_drawn_many
 from grace.kernels.index_lists.codes import most
@@ -23,6 +23,7 @@ from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
 from grace.kernels.sampling.search.triton import find_units
 from grace.kernels.sampling.units import unit_of_budget
 from grace.random import Stream
+from tests.unit.kernels.coded_buckets import compare_damaged
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
@@ -181,27 +182,11 @@ def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def damaged(index: str, steps: range) -> set[bool]:
-    """Wires are refused as by the specification, whatever bit of the first tensor's is another: whether some were."""
-    code, answers = DrawnCode(index), set[bool]()
-    with cpu_as_accelerator():
-        with backends.using("reference"):
-            _, places, rows, _ = messages(SIZES[:2], code, COUNT)
-        for step in steps:
-            spoiled, legal, sums = rows.clone(), dict[str, list[bool]](), dict[str, Tensor]()
-            spoiled[0, places.begins[0] + 4 + step // 8] ^= 1 << step % 8
-            for backend in ("reference", "triton"):
-                many = bucket(SIZES[:2], 0)
-                with backends.using(backend):
-                    try:
-                        legal[backend] = sum_drawn_many(spoiled, many, code, places, 1.0).tolist()
-                    except PayloadError:
-                        legal[backend] = [False, True]
-                sums[backend] = many.xs[0]
-            assert legal["triton"][0] <= legal["reference"][0], (index, step)
-            assert legal["triton"][1]
-            assert not legal["triton"][0] or torch.equal(sums["triton"], sums["reference"]), (index, step)
-            answers.add(legal["triton"][0])
-    return answers
+    code = DrawnCode(index)
+    with cpu_as_accelerator(), backends.using("reference"):
+        _, places, rows, _ = messages(SIZES[:2], code, COUNT)
+    add_up = functools.partial(sum_drawn_many, code=code, places=places, weight=1.0)
+    return compare_damaged(rows, places.begins[0] + 4, steps, lambda: bucket(SIZES[:2], 0), add_up)
 
 
 def test_damaged_wires_are_told() -> None:

@@ -65,3 +65,16 @@ def sum_wires(
             add_up(received, x, t)
         flags.append(torch.as_tensor(refused.ok, device=x.device))
     return torch.stack(flags)
+
+
+def sum_wires_in_turn(
+    rows: Tensor, many: Many, places: WirePlaces, add: Callable[[Tensor, Tensor, int], None]
+) -> Tensor:
+    """As :func:`sum_wires`: ``add(wire, x, t)`` adds what one of them says."""
+
+    def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
+        x.zero_()
+        for wire in received:
+            add(wire, x, t)
+
+    return sum_wires(rows, many, places, add_up)

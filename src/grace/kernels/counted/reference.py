@@ -9,7 +9,7 @@ from torch import Tensor
 from grace.flags.finite import Flag
 from grace.kernels.coded.wire import add_coded_, write_coded_, write_means_
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling, SideSelection
-from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
+from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires, sum_wires_in_turn
 from grace.kernels.many import Many
 from grace.kernels.sparse import payloads
 
@@ -58,12 +58,13 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
+    codes = code.codes
+    if codes is not None:
+        return sum_wires_in_turn(
+            rows, many, places, lambda wire, x, _t: add_coded_(wire, x[0], weight, codes, code.index)
+        )
+
     def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
-        if code.codes is None:
-            payloads.sum_counted(received, x, weight, code.index, code.values, add=False)
-            return
-        x.zero_()
-        for wire in received:
-            add_coded_(wire, x[0], weight, code.codes, code.index)
+        payloads.sum_counted(received, x, weight, code.index, code.values, add=False)
 
     return sum_wires(rows, many, places, add_up)

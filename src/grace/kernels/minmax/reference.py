@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
+from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires_in_turn
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.many import Many
 from grace.kernels.minmax import MinMaxCode, MinMaxPlaces
@@ -27,9 +27,7 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
 
 
 def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, weight: float) -> Tensor:
-    def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
-        x.zero_()
-        for wire in received:
-            add_minmax_(wire, x[0], weight, code, replace(many.streams[t], step=places.step))
+    def add(wire: Tensor, x: Tensor, t: int) -> None:
+        add_minmax_(wire, x[0], weight, code, replace(many.streams[t], step=places.step))
 
-    return sum_wires(rows, many, places, add_up)
+    return sum_wires_in_turn(rows, many, places, add)

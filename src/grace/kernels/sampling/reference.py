@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from grace.flags.finite import Flag
-from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
+from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires_in_turn
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.many import Many
 from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
@@ -31,9 +31,4 @@ def write_drawn_many(message: Tensor, many: Many, code: DrawnCode, chosen: Chose
 
 
 def sum_drawn_many(rows: Tensor, many: Many, code: DrawnCode, places: DrawnPlaces, weight: float) -> Tensor:
-    def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
-        x.zero_()
-        for wire in received:
-            add_sampled_(wire, x, weight, code.index)
-
-    return sum_wires(rows, many, places, add_up)
+    return sum_wires_in_turn(rows, many, places, lambda wire, x, _t: add_sampled_(wire, x, weight, code.index))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires
+from grace.kernels.counted.one_by_one import choose_each, put_wires, sum_finite_, sum_wires_in_turn
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.many import Many
 from grace.kernels.tagged import TaggedCode, TaggedPlaces
@@ -27,9 +27,4 @@ def write_tagged_many(message: Tensor, many: Many, code: TaggedCode, chosen: Cho
 
 
 def sum_tagged_many(rows: Tensor, many: Many, code: TaggedCode, places: TaggedPlaces, weight: float) -> Tensor:
-    def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
-        x.zero_()
-        for wire in received:
-            add_tagged(wire, x, weight, code)
-
-    return sum_wires(rows, many, places, add_up)
+    return sum_wires_in_turn(rows, many, places, lambda wire, x, _t: add_tagged(wire, x, weight, code))
