@@ -137,6 +137,16 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     return x
 
 
+def bound_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
+    scale = sum_by_halves(factor.square()).max().sqrt() * math.sqrt(factor.shape[1])
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (factor * scale.reciprocal()).float(), scale
+
+
+def unit_factor(factor: Tensor) -> Tensor:
+    return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
+
+
 def unit_rows(q: Tensor) -> Tensor:
     largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
     unit = q / largest
