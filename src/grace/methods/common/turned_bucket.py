@@ -261,11 +261,14 @@ class TurnedBucket:
         torch.mul(wide, kind.down, out=narrow)
         wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
 
-    def _sum(self) -> Exchange[None]:
-        """The mean of the message, which has the factors; what travels as it is is put into it here."""
+    def _sum(self, columns: int = -1) -> Exchange[None]:
+        """The mean of the message, which has the factors; what travels as it is is put into it here. Of one tensor it has as
+        many columns as it would have alone, by default one row.
+        """
         plan, message = self._plan, self._message
         plan.dense.put(message, keep=self._keep)
-        sent = message.view(1, -1) if len(plan.parts.of) == 1 else message  # as it would travel alone
+        alone = len(plan.parts.of) == 1
+        sent = message.view(1 if columns < 0 else -1, columns) if alone else message
         put_answer((yield AllReduce(sent, "mean", donate=True, parts=plan.parts)), message)
 
     def restore(self, *, checked: bool = False) -> tuple[list[Exchanged[None]], list[Tensor]]:
