@@ -22,7 +22,7 @@ from grace.contract.together import together
 from grace.flags.finite import Flag, and_, ask_host, ask_host_of_all, flag, on_host
 from grace.kernels import all_finite, bound_rows, project_rows, solve_ridge, unit_factor
 from grace.methods.common.matrices import DENSE, LowRank, Projection
-from grace.methods.common.ridge_bucket import Ridge, RidgeBucket, open_ridges
+from grace.methods.common.ridge_bucket import Ridge, RidgeBucket, exchange_both, open_ridges
 from grace.methods.common.turned_bucket import exchange_dense
 from grace.registry import register
 
@@ -51,7 +51,7 @@ class GradZipState(NamedTuple):
         return given, other
 
     def having(self, factor: Tensor, turn: int) -> GradZipState:
-        """The same with another Q if this is 1, else with another P."""
+        """The same with another Q ``[l, r]`` if the turn is 1, else with another P ``[m, r]``."""
         return self._replace(q=factor) if turn else self._replace(p=factor)
 
 
@@ -127,7 +127,11 @@ class GradZip(LowRank["GradZipState | None"]):
             return (yield from self._exchange_each(xs, held, peers))
         if self.alternate:
             return (yield from self._alternate(bucket, held))
-        return (yield from self._alternate_at_once(bucket, ridge, xs, held, Peers.of(peers)))
+        qs = {t: state.q for t, state in held.items()}
+        outs, news = yield from exchange_both(self, ridge, bucket, xs, sides, qs, Peers.of(peers))
+        for t, state in held.items():
+            outs[t].state = state.having(news[t], 1) if t in news else state
+        return outs
 
     def _alternate(
         self, bucket: RidgeBucket, held: dict[int, GradZipState]
@@ -140,28 +144,6 @@ class GradZip(LowRank["GradZipState | None"]):
         for (t, state), new, done in zip(held.items(), news, fine, strict=True):
             outs[t].state = state.having(new, state.turn)._replace(turn=state.turn ^ done)
         return outs
-
-    def _alternate_at_once(
-        self, first: RidgeBucket, ridge: Ridge, xs: Sequence[Tensor], held: dict[int, GradZipState], peers: Peers
-    ) -> Exchange[list[Exchanged[GradZipState | None]]]:
-        """Both factors of each matrix, but of those whose first one is not finite."""
-        yield from first.sum_first()
-        outs, means, flags = first.firsts()
-        fine = dict(zip(held, ask_host_of_all(flags), strict=True))
-        outs.update({t: Exchanged.poisoned(xs[t], state) for t, state in held.items() if not fine[t]})
-        at = [t for t in held if fine[t]]
-        if at:
-            given = [mean for mean, done in zip(means, fine.values(), strict=True) if done]
-            sides, some, lasts = [self._sizes(xs[t]) for t in at], [xs[t] for t in at], [held[t].q for t in at]
-            second = open_ridges(
-                self, ridge, sides, [True] * len(at), some, given, lasts, peers.only(at), after=(first, at)
-            )
-            assert second is not None, "the host was asked, so that no work is captured"
-            yield from second.sum_factors()
-            outs.update(zip(at, second.restore()[0], strict=True))
-            for t, new in zip(at, second.succeed(), strict=True):
-                outs[t].state = held[t].having(new, 1)
-        return [outs[t] for t in range(len(xs))]
 
     def _exchange_each(
         self, xs: Sequence[Tensor], held: dict[int, GradZipState], peers: Sequence[Peer]

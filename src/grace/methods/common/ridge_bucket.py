@@ -15,6 +15,7 @@ from grace.collectives import Exchange
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
+from grace.flags.finite import ask_host_of_all
 from grace.kernels.factors import draw_many, solve_ridge_many, succeed_many, unit_columns_many
 from grace.kernels.staging import finite_many, nonzero_many
 from grace.methods.common.factor_bucket import rows_of
@@ -60,7 +61,7 @@ class RidgeBucket(TurnedBucket):
         self._news = {i: peers.like.lent.borrow_successor(last) for i, last in self._lasts.items()}
 
     def rooms_at(self, at: Sequence[int], xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Where kernels work on the tensors ``at`` these places, which are ``xs``."""
+        """Where kernels work on the tensors ``at`` these places, which are ``xs``, of any shapes."""
         return xs if self._xs is self._given else [self._xs[i] for i in at]
 
     def point(self) -> bool:
@@ -144,3 +145,36 @@ def open_ridges(
         return None
     workspace.kept[key] = plan
     return bucket
+
+
+def exchange_both(
+    owner: object,
+    ridge: Ridge,
+    first: RidgeBucket,
+    xs: Sequence[Tensor],
+    sides: Sequence[Sides | None],
+    lasts: dict[int, Tensor],
+    peers: Peers,
+) -> Exchange[tuple[list[Exchanged[Any]], dict[int, Tensor]]]:
+    """Both factors of each matrix, but of those whose first one is not finite; the host is asked which these are. The bucket
+    ``first`` was opened for these tensors; ``lasts``: of each matrix, by its number among them, the last second factor
+    ``[l, r]``.
+
+    Returns:
+        The results, and what follows the last factors.
+    """
+    yield from first.sum_first()
+    outs, means, flags = first.firsts()
+    given = {t: mean for t, mean, fine in zip(lasts, means, ask_host_of_all(flags), strict=True) if fine}
+    outs.update({t: Exchanged.poisoned(xs[t], None) for t in lasts if t not in given})
+    if not given:
+        return [outs[t] for t in range(len(xs))], {}
+    some, shapes, olds = [xs[t] for t in given], [sides[t] for t in given], [lasts[t] for t in given]
+    turned, after = [True] * len(given), (first, tuple(given))
+    second = open_ridges(
+        owner, ridge, shapes, turned, some, list(given.values()), olds, peers.only(tuple(given)), after=after
+    )
+    assert second is not None, "the host was asked, so that no work is captured"
+    yield from second.sum_factors()
+    outs.update(zip(given, second.restore()[0], strict=True))
+    return [outs[t] for t in range(len(xs))], dict(zip(given, second.succeed(), strict=True))
