@@ -30,6 +30,7 @@ from grace.kernels.many import Many, pair_programs
 from grace.kernels.many.triton import key_of, shared_key_of, tensor_of, tile_of, wire_of
 from grace.kernels.minmax import MinMaxCode, MinMaxPlaces
 from grace.kernels.minmax.cells.triton import bucket_at, constants_of, lanes_of_groups, lay_cells, locate, sides_of
+from grace.kernels.minmax.gapped.triton import Found, LaidPlaces, find_places, lay_places, write_places
 from grace.kernels.quantiles import code_bits, samples
 from grace.kernels.quantiles.triton import add_buckets, bucket_of, cut_rows, key_of_row
 from grace.kernels.selection.triton import MOST, Reaching
@@ -81,11 +82,23 @@ def _encode(table, programs, heads, total, sent, edges, cells, q, behind, BITS: 
 
 
 @triton.jit
+def _list_of(n, k, coded, CODE: tl.constexpr):
+    """As :func:`grace.kernels.counted.triton.lay_out`; CODE 4: of gaps, whose bytes are at ``coded``."""
+    if CODE == 4:
+        number, low, low_bytes, size = k - k, k - k, k - k, tl.load(coded)
+    else:
+        number, low, low_bytes, size = lay_out(n, k, CODE)
+    return number, low, low_bytes, size
+
+
+@triton.jit
 def _lay(
-    table, total, zs, sides, ends, share, groups, lists, widths, q, R,
+    table, total, coded, zs, sides, ends, share, groups, lists, widths, q, R,
     CODE: tl.constexpr, G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The tables of groups and of lists, and the widths of the wires. ``ends``: how many numbers come before each bucket."""
+    """The tables of groups and of lists, and the widths of the wires. ``ends``: how many numbers come before each bucket;
+    ``coded``: of each row the bytes of its places, if the device has to be told.
+    """
     row = tl.program_id(0).to(tl.int64)
     _place, n = wire_of(table, row)
     k, z = tl.load(total + row).to(tl.int64), tl.load(zs + row)
@@ -97,7 +110,7 @@ def _lay(
     at = ends + row * q + tl.where(group < below, z - last, z + first)
     count = tl.load(at + last - first, group < G, 0) - tl.load(at, group < G, 0)
     bytes_of = lay_cells(groups + 4 * G * row, count, group, below, lower, upper, share, R, G)
-    number, low, low_bytes, size = lay_out(n, k, CODE)
+    number, low, low_bytes, size = _list_of(n, k, coded + row, CODE)
     before = 8 + 4 * q + (k * GROUP_BITS + 7) // 8
     store_list(lists + 8 * row, k, number, low, low_bytes, size, before)
     tl.store(widths + row, before + size + bytes_of)
@@ -164,9 +177,9 @@ def _drop(
 @triton.jit
 def _write(
     programs, where, lists, index, cells, means, zs, groups, rooms, least, message, q, R,
-    G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    CODE: tl.constexpr, G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The wires; ``where [T, 3]``: the byte where each begins, and its width."""
+    """The wires, but for places that travel as gaps; ``where [T, 3]``: the byte where each begins, and its width."""
     row, tile = tile_of(programs)
     k, head, number, low, low_bytes, size, before = code_of(lists, row)
     begin, width = tl.load(where + 3 * row), tl.load(where + 3 * row + 1)
@@ -181,7 +194,7 @@ def _write(
     if (start + TILE > ahead) & (start < before):
         packed = pack_byte(cells + head, tl.maximum(o - ahead, 0), k, GROUP_BITS).to(tl.int32)
         byte |= tl.where((o >= ahead) & (o < before), packed, 0)
-    if (start + TILE > before) & (start < before + size):
+    if (CODE != 4) & (start + TILE > before) & (start < before + size):
         byte |= code_byte(index + head, start - before, k, number, low, low_bytes, size, TILE)
     if (start + TILE > before + size) & (before + size < width):
         lane = tl.arange(0, SIZE)
@@ -202,12 +215,12 @@ def _write(
 # ---- read -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _open(
-    table, where, lists, wires, marks, stride, q,
+    table, where, coded, lists, wires, marks, stride, q,
     CODE: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The tables ``lists [W, T, 8]`` of what the wires say, whose counts are read. A wire that is shorter than that is marked,
     and says nothing, and so is one with a count or a mean that no sender writes. ``where``: as
-    :class:`grace.kernels.counted.triton.PlacesThere` has it.
+    :class:`grace.kernels.counted.triton.PlacesThere` has it; ``coded [W, T]``: as for :func:`_lay`.
     """
     row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     this = other * tl.num_programs(0) + row
@@ -216,11 +229,12 @@ def _open(
     base = wires + other * stride + begin
     count, z = count_at(base).to(tl.int64), count_at(base + 4)
     k = tl.minimum(tl.maximum(count, 0), n)
-    number, low, low_bytes, size = lay_out(n, k, CODE)
+    number, low, low_bytes, size = _list_of(n, k, coded + this, CODE)
     before = 8 + 4 * q + (k * GROUP_BITS + 7) // 8
     lane = tl.arange(0, SIZE)
     wrong = tl.max((magnitude(load_float(base + 8 + 4 * lane, lane < q)) >= 0x7F800000).to(tl.int32), 0)
     legal = (count == k) & (z >= 0) & (z <= q) & (before + size <= width) & (wrong == 0)
+    legal = legal & ((size > 0) | (k == 0))  # or no program has read its places
     tl.store(marks + row, 0, legal == 0)
     at = lists + 8 * this
     store_list(at, tl.where(legal, k, 0), tl.where(legal, number, 0), low, low_bytes, tl.where(legal, size, 0), before)
@@ -312,7 +326,8 @@ def _decode(
 class Sketched:
     """What is written. total int32 ``[T]``: how many numbers; index int64, sent float32, cells int32: their places, they
     themselves, and their buckets among those of all rows; zs int32 ``[T]``; means float32 ``[T, q]``; groups int64
-    ``[T, G, 4]``; lists int64 ``[T, 8]``, as :class:`grace.kernels.counted.triton.Lists` has them; step: of their streams.
+    ``[T, G, 4]``; lists int64 ``[T, 8]``, as :class:`grace.kernels.counted.triton.Lists` has them; step: of their streams;
+    laid: places that travel as gaps.
     """
 
     total: Tensor
@@ -324,6 +339,7 @@ class Sketched:
     groups: Tensor
     lists: Tensor
     step: int
+    laid: LaidPlaces | None
 
 
 def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) -> Any:
@@ -337,6 +353,7 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     lists[:, 1] = heads
     index, sent = lists.new_empty(N), torch.empty(N, device=device)
     picked.emit(lists, index, sent, False, Payload(False))
+    laid = lay_places(index, total, many, code) if code.gaps else None
 
     seen = torch.where(total > samples.SMALL, (total.double() * code.sample).ceil().long(), total)
     shapes, marks = torch.stack((seen, seen.cumsum(0) - seen), dim=1), Marks(sent, 3 * T)
@@ -353,9 +370,10 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     means, ends = add_buckets(cells, many, q, None, sent)
     sides, share = constants_of(many, code)
     groups, widths = lists.new_empty(T, code.total, 4), lists.new_zeros(T)
-    launch(_lay, (T,), many.table, total, zs, sides, ends, share, groups, lists, widths, q, code.rows, CODE=code.number,
+    coded = None if laid is None else laid.coded
+    launch(_lay, (T,), many.table, total, coded, zs, sides, ends, share, groups, lists, widths, q, code.rows, CODE=code.number,
            G=code.total, GROUP_BITS=code.bits, SIZE=lanes_of_groups(code.total))  # fmt: skip
-    return Chosen(widths, picked.finite, Sketched(total, index, sent, cells, zs, means, groups, lists, step))
+    return Chosen(widths, picked.finite, Sketched(total, index, sent, cells, zs, means, groups, lists, step, laid))
 
 
 def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Chosen, places: MinMaxPlaces) -> Any:
@@ -369,8 +387,10 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
     what = many.table, tiles, many.heads(1), notes.total, notes.index, notes.cells
     launch(_hash, (len(tiles),), *what, notes.zs, sides, notes.groups, rooms, least, q, code.rows, step, G=G, TILE=TILE)
     launch(_write, (len(layout.written),), layout.written, layout.where[places.own], notes.lists, notes.index, notes.cells,
-           notes.means, notes.zs, notes.groups, rooms, least, message, q, code.rows, G=G, GROUP_BITS=code.bits,
-           SIZE=lanes_of_groups(G), TILE=TILE)  # fmt: skip
+           notes.means, notes.zs, notes.groups, rooms, least, message, q, code.rows, CODE=code.number, G=G,
+           GROUP_BITS=code.bits, SIZE=lanes_of_groups(G), TILE=TILE)  # fmt: skip
+    if notes.laid is not None:
+        write_places(message, notes.laid, layout.where[places.own, :, 0] + notes.lists[:, 6], layout.written)
     if many.rests is not None:
         launch(_drop, (len(tiles),), *what, notes.sent, notes.means, notes.zs, sides, notes.groups, rooms, least, q, code.rows,
                step, G=G, EVEN=many.even, TILE=TILE)  # fmt: skip
@@ -378,36 +398,40 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
 
 
 def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, weight: float) -> Tensor:
-    layout, marks, (W, _), T, q, G = (
-        _there(places, many),
-        Marks(rows, len(many)),
-        rows.shape,
-        len(many),
-        code.q,
-        code.total,
-    )
-    (listed,), (sides, share), size, plane = layout.more, constants_of(many, code), lanes_of_groups(G), layout.plane
+    marks, (W, _), T, q, G = Marks(rows, len(many)), rows.shape, len(many), code.q, code.total
+    (sides, share), size, how = constants_of(many, code), lanes_of_groups(G), {"GROUP_BITS": code.bits}
     lists, groups = many.table.new_empty(W, T, 8), many.table.new_empty(W, T, G, 4)
-    how = {"GROUP_BITS": code.bits}
-    launch(_open, (T, W), many.table, layout.where, lists, rows, marks.clean, rows.stride(0), q, CODE=code.number, **how,
-           SIZE=power_of_two(q))  # fmt: skip
-    index = read_tables(rows, many, lists, plane, layout.read, layout.spans, marks.clean, each=True)
+    layout = _there(places, many)
+
+    def open_(where: Tensor, coded: Tensor | None) -> None:
+        launch(_open, (T, W), many.table, where, coded, lists, rows, marks.clean, rows.stride(0), q, CODE=code.number, **how,
+               SIZE=power_of_two(q))  # fmt: skip
+
+    if code.gaps:
+        found = find_places(rows, many, code, places, layout.where)
+        open_(found.where, found.coded)
+    else:
+        open_(layout.where, None)
+        index = read_tables(rows, many, lists, layout.plane, layout.read, layout.spans, marks.clean, each=True)
+        found = Found(layout.where, layout.more[0], index, layout.plane)
+    where, listed, index, plane = found.where, found.listed, found.index, found.plane
     counts = torch.zeros(W, T, size, dtype=torch.int32, device=many.device)
     grid = len(listed), W
     launch(
         _tally, grid, listed, lists, rows, counts, marks.clean, rows.stride(0), T, q, G=G, **how, SIZE=size, TILE=TILE
     )
-    launch(_bound, (T, W), many.table, layout.where, lists, sides, counts, share, rows, groups, marks.clean, rows.stride(0), q,
+    launch(_bound, (T, W), many.table, where, lists, sides, counts, share, rows, groups, marks.clean, rows.stride(0), q,
            code.rows, G=G, SIZE=size)  # fmt: skip
-    values = torch.empty(W, plane, device=many.device)
-    launch(_decode, grid, many.table, listed, layout.where, lists, sides, groups, index, rows, values, marks.clean,
+    values = torch.empty(index.shape, device=many.device)
+    launch(_decode, grid, many.table, listed, where, lists, sides, groups, index, rows, values, marks.clean,
            rows.stride(0), T, plane, q, code.rows, step_word(places.step, many.device), G=G, **how, TILE=TILE)  # fmt: skip
     lists[:, :, 7] = 4 * lists[:, :, 1]  # now of values
-    numbers, steps = values.view(torch.uint8), max(many.sizes).bit_length()
+    numbers, index, steps = values.view(torch.uint8).expand(W, -1), index.expand(W, -1), max(many.sizes).bit_length()
     for first in range(0, W, AT_ONCE):
         part = slice(first, first + AT_ONCE)
-        sum_tables(numbers[part], many, lists[part], index[part], steps, weight, marks, False, each=True, add=first > 0)
-    return many.all_of(marks.clean)
+        sum_tables(numbers[part], many, lists[part], index[part], steps, weight, marks, False, each=True, add=first > 0,
+                   plane=plane)  # fmt: skip
+    return marks.clean if found.legal is None else marks.clean & found.legal
 
 
 def _there(places: MinMaxPlaces, many: Many) -> PlacesThere:
