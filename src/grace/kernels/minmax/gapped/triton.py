@@ -12,10 +12,13 @@ from functools import partial
 from itertools import chain
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compute.launching import TILE, Marks
+from grace.kernels.counted.triton import lay_out
 from grace.kernels.gap_lists import GapLists
 from grace.kernels.gap_lists.ends import note_ends
 from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
@@ -24,6 +27,16 @@ from grace.kernels.minmax.parts import MinMaxCode, MinMaxPlaces
 from grace.kernels.packing import packed_bytes
 
 _COUNT = 4  # bytes of k
+
+
+@triton.jit
+def list_of(n, k, coded, CODE: tl.constexpr):
+    """As :func:`grace.kernels.counted.triton.lay_out`; CODE 4: of gaps, whose bytes are at ``coded``."""
+    if CODE == 4:
+        number, low, low_bytes, size = k - k, k - k, k - k, tl.load(coded)
+    else:
+        number, low, low_bytes, size = lay_out(n, k, CODE)
+    return number, low, low_bytes, size
 
 
 @dataclass(frozen=True)
