@@ -40,13 +40,14 @@ def measure(
     with _one_worker(device):
         make = {None: _stepper(None, device, layers, width)}
         hooks = () if device.type == "cpu" else (HOOK,)  # which torch refuses over gloo
-        make |= {name: _stepper(name, device, layers, width) for name in (*hooks, *methods)}
-        for step in make.values():
+        contenders: list[str | None] = [None, *hooks, *methods]
+        steps = {name: _stepper(name, device, layers, width) for name in contenders}
+        for step in steps.values():
             _seconds(step, device, _WARM_STEPS)
-        ratios: dict[str, list[float]] = {name: [] for name in make if name is not None}
+        ratios: dict[str, list[float]] = {name: [] for name in (*hooks, *methods)}
         plain = []
         for _ in track(range(samples), "steps", console=Console(stderr=True), transient=True):
-            took = {name: _seconds(step, device, _STEPS) for name, step in make.items()}
+            took = {name: _seconds(step, device, _STEPS) for name, step in steps.items()}
             plain.append(took[None])
             for name, values in ratios.items():
                 values.append(took[name] / took[None])
