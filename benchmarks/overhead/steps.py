@@ -38,7 +38,6 @@ def measure(
         ConfigurationError: a method is unknown.
     """
     with _one_worker(device):
-        make = {None: _stepper(None, device, layers, width)}
         hooks = () if device.type == "cpu" else (HOOK,)  # which torch refuses over gloo
         contenders: list[str | None] = [None, *hooks, *methods]
         steps = {name: _stepper(name, device, layers, width) for name in contenders}
