@@ -49,7 +49,7 @@ class LaidPlaces:
 
 
 @dataclass(frozen=True)
-class Found:
+class Listing:
     """Places that have come. where: int64 ``[W, T, 3]``, of each wire the byte where it begins, its width, and where its list
     is in a row of ``index [W, plane]`` int64; plane 0: ``[1, K]``, of all wires. listed: the programs, one for 1,024 numbers.
     coded: int64 ``[W, T]``, the bytes of their codes, and legal: bool ``[T]``, whether all are such as a sender writes, where
@@ -77,7 +77,7 @@ def write_places(message: Tensor, places: LaidPlaces, where: Tensor, tiles: Tens
     write_laid(message, places.table, where, places.coded, tiles, places.laid)
 
 
-def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, where: Tensor) -> Found:
+def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, where: Tensor) -> Listing:
     """What wires in ``rows [W, s]`` uint8 list, which begin at ``where [W, T, 3]``."""
     W, T, device = len(rows), len(many), many.device
     at = torch.tensor(places.begins) + wires.HEADER
@@ -104,7 +104,7 @@ def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces
     where = where.clone()
     where[:, :, 2] = firsts.view(W, T)
     coded = coded.clamp_min(0).minimum(rooms).view(W, T)
-    return Found(where, listed, index, 0, coded, (marks.clean & fine).view(W, T).all(dim=0))
+    return Listing(where, listed, index, 0, coded, (marks.clean & fine).view(W, T).all(dim=0))
 
 
 def _fits(count: int, n: int, width: int, code: MinMaxCode) -> bool:

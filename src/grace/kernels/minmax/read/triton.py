@@ -21,7 +21,7 @@ from grace.kernels.index_lists.triton import code_of, place_in, read_tables
 from grace.kernels.many import Many, pair_programs
 from grace.kernels.many.triton import key_of, tile_of, wire_of
 from grace.kernels.minmax.cells.triton import bucket_at, constants_of, lanes_of_groups, lay_cells, sides_of
-from grace.kernels.minmax.gapped.triton import Found, find_places, list_of
+from grace.kernels.minmax.gapped.triton import Listing, find_places, list_of
 from grace.kernels.minmax.parts import MinMaxCode, MinMaxPlaces
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables
 from grace.kernels.triton import count_at, load_float, magnitude, mark_if
@@ -141,14 +141,14 @@ def sum_sketched(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlace
     (sides, share), size, how = constants_of(many, code), lanes_of_groups(G), {"GROUP_BITS": code.bits}
     lists, groups = many.table.new_empty(W, T, 8), many.table.new_empty(W, T, G, 4)
     layout = places_there(places, many)
-    found = find_places(rows, many, code, places, layout.where) if code.gaps else None
-    where, coded = (layout.where, None) if found is None else (found.where, found.coded)
+    listing = find_places(rows, many, code, places, layout.where) if code.gaps else None
+    where, coded = (layout.where, None) if listing is None else (listing.where, listing.coded)
     launch(_open, (T, W), many.table, where, coded, lists, rows, marks.clean, rows.stride(0), q, CODE=code.number, **how,
            SIZE=power_of_two(q))  # fmt: skip
-    if found is None:
+    if listing is None:
         index = read_tables(rows, many, lists, layout.plane, layout.read, layout.spans, marks.clean, each=True)
-        found = Found(where, layout.more[0], index, layout.plane)
-    listed, index, plane = found.listed, found.index, found.plane
+        listing = Listing(where, layout.more[0], index, layout.plane)
+    listed, index, plane = listing.listed, listing.index, listing.plane
     counts = torch.zeros(W, T, size, dtype=torch.int32, device=many.device)
     grid = len(listed), W
     launch(
@@ -165,7 +165,7 @@ def sum_sketched(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlace
         part = slice(first, first + AT_ONCE)
         sum_tables(numbers[part], many, lists[part], index[part], steps, weight, marks, False, each=True, add=first > 0,
                    plane=plane)  # fmt: skip
-    return marks.clean if found.legal is None else marks.clean & found.legal
+    return marks.clean if listing.legal is None else marks.clean & listing.legal
 
 
 def places_there(places: MinMaxPlaces, many: Many) -> PlacesThere:
