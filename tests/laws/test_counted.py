@@ -81,7 +81,8 @@ AT_NIGHT = {
     "adaq:ratio=0.5,joint=true,index=delta,memory=none": LARGE,
     "adaq:ratio=0.3,index=rice": SHAPES,
     "adaq:ratio=1,index=bitmap,memory=none": SMALL,
-    "adaq:ratio=0.2,sample=4": MIXED,  # of which each tensor goes alone
+    "adaq:ratio=0.2,sample=4": MIXED,
+    "adaq:ratio=0.5,sample=2,joint=true,index=rice,memory=none": SHAPES,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
