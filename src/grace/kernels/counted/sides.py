@@ -40,9 +40,11 @@ class SideSelection:
 
     def select(self, row: Tensor, streams: Sequence[Stream]) -> Tensor:
         """Places ``[k]`` of a finite row ``[n]``, ascending. What is drawn of each side is, with its stream."""
-        sides = [row] if self.joint else [row.clamp(min=0), row.clamp(max=0)]
-        chosen = [self._largest(side, rng) for side, rng in zip(sides, streams, strict=True)]
-        return chosen[0] if self.joint else torch.cat(chosen).sort().values
+        if self.joint:
+            return self._largest(row, streams[0])
+        upper, lower = streams
+        chosen = [self._largest(row.clamp(min=0), upper), self._largest(row.clamp(max=0), lower)]
+        return torch.cat(chosen).sort().values
 
     def room(self, n: int) -> int:
         """For more places than n numbers ever have: what is kept of each side is rounded."""
