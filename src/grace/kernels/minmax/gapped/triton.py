@@ -16,17 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace import wire as wires
 from grace.compute.launching import TILE, Marks
 from grace.kernels.counted.triton import lay_out
 from grace.kernels.gap_lists import GapLists
-from grace.kernels.gap_lists.ends import note_ends
+from grace.kernels.gap_lists.heard import ask_counts, begins_of_all, note_ends, tensors_of_all
 from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.minmax.parts import MinMaxCode, MinMaxPlaces
 from grace.kernels.packing import packed_bytes
-
-_COUNT = 4  # bytes of k
 
 
 @triton.jit
@@ -80,16 +77,14 @@ def write_places(message: Tensor, places: LaidPlaces, where: Tensor, tiles: Tens
 def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, where: Tensor) -> Listing:
     """What wires in ``rows [W, s]`` uint8 list, which begin at ``where [W, T, 3]``."""
     W, T, device = len(rows), len(many), many.device
-    at = torch.tensor(places.begins) + wires.HEADER
-    (heads,) = carry_together(((at[:, None] + torch.arange(_COUNT)).view(-1),), device)
-    told = rows.index_select(1, heads).view(torch.int32).view(-1).tolist()  # the question
+    told = [k for (k,) in ask_counts(rows, places, 1)]
     sizes, widths = many.sizes * W, list(chain(*places.widths))
     legal = [_fits(*each, code) for each in zip(told, sizes, widths, strict=True)]
     kept = [k if fine else 0 for k, fine in zip(told, legal, strict=True)]
     lists = GapLists(tuple(kept), code.index, tuple(map(code.before, kept)))
     table, counts = GapTable(sizes, device, lists), torch.tensor(kept)
     rooms = (torch.tensor(widths) - torch.tensor(lists.before)).masked_fill_(counts == 0, 0)
-    begins = at.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
+    begins = begins_of_all(rows, places)
     read, firsts = tiles_to_read(rooms, lists), counts.cumsum(0) - counts
     listed = -(-counts.view(W, T).amax(dim=0) // TILE)
     rooms, begins, tiles, spans, firsts, listed, fine = carry_together(
@@ -97,10 +92,8 @@ def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces
     )
     lines, marks, flat, coded = table.lists.clone(), Marks(rows, W * T), rows.view(-1), torch.zeros_like(rooms)
     lines[:, 7] = begins
-    all_of_them = many.once(("wires", W), lambda: Many(sizes, (), (), device))
-    all_of_them.point(list(many.xs) * W)
     look = partial(note_ends, coded, flat, lines, table.delta)
-    index = read_lists(flat[None], rooms[None], all_of_them, table, tiles, spans, lines, marks.clean, look)
+    index = read_lists(flat[None], rooms[None], tensors_of_all(many, W), table, tiles, spans, lines, marks.clean, look)
     where = where.clone()
     where[:, :, 2] = firsts.view(W, T)
     coded = coded.clamp_min(0).minimum(rooms).view(W, T)
