@@ -20,6 +20,11 @@ endef
 
 DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
 
+# What make gpu-bench measures the codecs of; and processes of make gpu-test, which share the GPU (half a GB of its memory each):
+# most of the time goes into compiling kernels.
+CODECS := qsgd:bits=4,qsgd:bits=8,fp8,u8bit,natural,efsignsgd,onebit,signsgd,terngrad,bf16,randomk,topk,threshold:v=2,drive,powersgd
+GPU_JOBS ?= 0
+
 # Damaged payloads for each decoder.
 FUZZ   ?= 10000000
 
@@ -46,7 +51,7 @@ cat build/types.log build/imports.log; exit $$((tests | types | imports))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test night fuzz gpu-test native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test night fuzz gpu-test gpu-bench native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,8 +103,15 @@ native-test: setup ## the native kernels under sanitizers, and a short fuzzing o
 address-test: setup ## Python's tests of the native kernels, over kernels under sanitizers (needs GCC)
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/python.sh
 
-gpu-test: setup ## what needs a CUDA device; skipped, with the reason, where there is none
-	$(BIN)/python -m pytest -p no:xdist -rs tests/gpu
+gpu-test: setup ## what needs a CUDA device; skipped, with the reason, where there is none; GPU_JOBS=16: in minutes
+	$(BIN)/python -m pytest -n $(GPU_JOBS) --maxschedchunk 3 -rs tests/gpu
+
+gpu-bench: setup ## what codecs, buckets, steps and a training take on a CUDA device; in timings/gpu (minutes, idle machine)
+	mkdir -p timings/gpu
+	$(BIN)/grace bench codecs --device cuda --sizes 6.5536M,25M,100M --methods "$(CODECS)" --out timings/gpu
+	$(BIN)/python -m benchmarks.overhead --device cuda --json > timings/gpu/buckets.json
+	$(BIN)/python -m benchmarks.overhead --device cuda --steps --json > timings/gpu/steps.json
+	$(BIN)/grace bench train --device cuda --task digits_wide --methods topk:ratio=0.01,efsignsgd --workers 2 --out timings/gpu/train
 
 bench-codecs: setup ## what codecs take, beside goals, reference kernels and plain torch; in timings/ (six minutes, idle machine)
 	$(BIN)/python -m benchmarks.codecs --out timings

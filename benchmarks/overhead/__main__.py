@@ -1,8 +1,8 @@
 """What Grace itself costs: ``python -m benchmarks.overhead``.
 
-With ``--device`` what a bucket of 25 MB costs the host that submits it, and the device. Else in torch time against plain
-DistributedDataParallel, time per tensor, and allocations; in other toolkits handing gradients over and back, and time against
-an all-reduce by hand.
+With ``--device`` what a bucket of 25 MB costs the host that submits it, and the device; with ``--steps``, too, what a step
+of training takes there, against plain DistributedDataParallel. Else in torch time against plain DistributedDataParallel, time
+per tensor, and allocations; in other toolkits handing gradients over and back, and time against an all-reduce by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from benchmarks.overhead import buckets, handing_over, ladder
+from benchmarks.overhead import buckets, handing_over, ladder, steps
 from benchmarks.overhead.hosts import TOOLKITS
 from grace.cli.output import warn_if_busy
 from grace.errors import ConfigurationError
@@ -47,11 +47,14 @@ def main() -> None:
         help="keras: on the backend of KERAS_BACKEND [torch]",
     )
     parser.add_argument("--device", help="measure buckets on this one: cpu, cuda, cuda:1")
-    parser.add_argument("--methods", default=",".join(buckets.METHODS), help="whose buckets are measured [%(default)s]")
+    parser.add_argument("--steps", action="store_true", help="with --device: measure steps of training, not buckets")
+    parser.add_argument("--methods", default=",".join(buckets.METHODS), help="which are measured there [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     chosen = parser.parse_args()
     if chosen.samples < 4:
         parser.error("--samples: 4 or more")
+    if chosen.steps and chosen.device is None:
+        parser.error("--steps needs --device, such as --device cuda")
     try:
         device = None if chosen.device is None else device_of(chosen.device)
         methods = [spell(method(spec)) for spec in split_methods(chosen.methods)]
@@ -59,7 +62,7 @@ def main() -> None:
         parser.error(str(error))
     warn_if_busy()
     if device is not None:
-        rows = buckets.measure(methods, chosen.samples, device)
+        rows = (steps if chosen.steps else buckets).measure(methods, chosen.samples, device)
     elif chosen.toolkit == "torch":
         rows = ladder.measure(chosen.samples)
     else:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from benchmarks.overhead.ladder import WORKERS, make_row
 from grace.predict.replay import Echo
@@ -45,7 +47,7 @@ def measure(
     flat = torch.cat([x.view(-1) for x in kept.values()])
     _, busy = _samples(lambda: flat.clone, samples, device)
     rows = [make_row(f"a copy of a {what}", busy, "us", 0.0)]
-    for method in methods:
+    for method in track(methods, "buckets", console=Console(stderr=True), transient=True):
         host, busy = _samples(_stepper(method, kept), samples, device)
         rows.append(make_row(f"{method}, {what}, {WORKERS} workers", busy, "us", 0.0))
         if device.type != "cpu":

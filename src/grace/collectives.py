@@ -142,7 +142,9 @@ class Traffic:
 
 
 def signature(op: Collective) -> str:
-    """What all ranks must agree on, in words: ``AllReduce(mean, float32, (4, 2))``, and the axis, if there is one."""
+    """What all ranks must agree on, in words: ``AllGather(float32, (4, 2))``, and the axis, if there is one. An all-reduce
+    adds up numbers, wherever they lie in a shape: ``AllReduce(mean, float32, (8,))``.
+    """
     detail = ""
     if isinstance(op, AllReduce | ReduceScatter):
         detail = f"{op.op}, "
@@ -151,7 +153,8 @@ def signature(op: Collective) -> str:
     elif isinstance(op, Permute):
         detail = f"{op.pairs}, "
     where = f", along {op.axis}" if op.axis else ""
-    return f"{type(op).__name__}({detail}{str(op.buf.dtype).removeprefix('torch.')}, {tuple(op.buf.shape)}{where})"
+    shape = (op.buf.numel(),) if isinstance(op, AllReduce) else tuple(op.buf.shape)
+    return f"{type(op).__name__}({detail}{str(op.buf.dtype).removeprefix('torch.')}, {shape}{where})"
 
 
 def kind_of(op: Collective) -> str:

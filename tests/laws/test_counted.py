@@ -81,7 +81,8 @@ AT_NIGHT = {
     "adaq:ratio=0.5,joint=true,index=delta,memory=none": LARGE,
     "adaq:ratio=0.3,index=rice": SHAPES,
     "adaq:ratio=1,index=bitmap,memory=none": SMALL,
-    "adaq:ratio=0.2,sample=4": MIXED,  # of which each tensor goes alone
+    "adaq:ratio=0.2,sample=4": MIXED,
+    "adaq:ratio=0.5,sample=2,joint=true,index=rice,memory=none": SHAPES,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,
@@ -91,6 +92,8 @@ AT_NIGHT = {
     "gspar:ratio=0.2": SHAPES,
     "atomo:ratio=0.2": SHAPES,
     "atomo:budget=7,index=elias-fano,memory=residual": MIXED,
+    "atomo:ratio=0.3,index=rice,memory=residual": MIXED,
+    "atomo:budget=9,index=delta": LARGE,
     "gspar:epsilon=0.5,index=raw,memory=residual": MIXED,
     "gspar:ratio=0.05,rounds=1,index=elias-fano,memory=residual": LARGE,
     "gspar:ratio=0.9,index=bitmap": SMALL,
@@ -103,6 +106,9 @@ AT_NIGHT = {
     "sketchml": SMALL,
     "sketchml:quantiles=5,groups=3,rows=1,share=1,index=raw": MIXED,
     "sketchml:quantiles=40,groups=40,rows=3,index=elias-fano,memory=none": MIXED,
+    "sketchml:index=delta": SHAPES,
+    "sketchml:quantiles=5,groups=3,index=rice": MIXED,
+    "sketchml:quantiles=40,groups=40,index=rice,memory=none": LARGE,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
@@ -160,6 +166,7 @@ def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None
         pytest.param("counted", "threshold:v=1.5,index=rice", marks=night),
         pytest.param("sampling", "gspar:ratio=0.3", marks=night),
         pytest.param("minmax", "sketchml", marks=night),
+        pytest.param("minmax", "sketchml:index=delta", marks=night),
     ],
 )
 def test_tensors_too_large_to_choose_from_are_chosen_one_by_one(

@@ -270,14 +270,14 @@ def test_what_asks_the_host_is_refused_while_work_is_captured() -> None:
 @pytest.mark.parametrize("shape", [(3, 2), (3,)])
 @pytest.mark.parametrize("spec", [RIDGES, pytest.param(ONE_RIDGE, marks=night), pytest.param(ALTERNATING, marks=night)])
 def test_a_bucket_of_one(spec: str, shape: tuple[int, ...]) -> None:
-    """It travels as it would alone."""
+    """It has the bytes that it has alone."""
     want = outcome(spec, "reference", False, (shape,), 2, 2)
     assert outcome(spec, "triton", True, (shape,), 2, 2) == want
 
 
 @pytest.mark.parametrize("spec", [RIDGES, pytest.param(ONE_RIDGE, marks=night)])
 def test_steps_that_end_early(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no matrix is finite nothing follows the first factors, and where one is, that travels as it would alone."""
+    """Where no matrix is finite nothing follows the first factors, and where one is, that alone does."""
     seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
 
     def with_some(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
-from grace.kernels import Chosen, CountedCode, Many, SideSelection, choose_sides_many, select_topk
+from grace.kernels import Chosen, CountedCode, Many, SideSelection, choose_sides_many
 from grace.kernels.coded import SideMeans
 from grace.kernels.coded.wire import add_coded_, write_means_
 from grace.kernels.index_lists.codes import IndexCode, pad
-from grace.methods.common.counts import KeptOfEach, count_kept
+from grace.methods.common.counts import KeptOfEach
 from grace.random import Stream
 from grace.registry import register
 
@@ -60,7 +59,8 @@ class AdaQ(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         encoded = []
         for j, row in enumerate(rows):  # [n]
-            index = self._sampled(row, j, rng) if self.sample else self._selection.select(row)  # [k]
+            streams = [rng.fork(2 * j + side) for side in range(self._selection.searches)]
+            index = self._selection.select(row, streams)  # [k]
             encoded.append(write_means_(row, index, self.index, keep_rest=keep_rest))
         return pad(encoded)
 
@@ -69,34 +69,15 @@ class AdaQ(Compressor):
             add_coded_(part, row, scale, SideMeans(), self.index)
 
     @property
-    def counted(self) -> CountedCode | None:
-        return None if self.sample else CountedCode(self.index, False, SideMeans())
+    def counted(self) -> CountedCode:
+        return CountedCode(self.index, False, SideMeans())
 
     def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
-        return choose_sides_many(many.like, many, code, self._selection)
+        return choose_sides_many(many.like, many, code, self._selection, rng.step)
 
     @property
     def _selection(self) -> SideSelection:
-        return SideSelection(KeptOfEach(self.ratio), self.joint)
-
-    def _sampled(self, row: Tensor, j: int, rng: Stream) -> Tensor:
-        """The places ``[k]`` of what reaches the thresholds that samples of row j ``[n]`` give, ascending."""
-        sides = [row != 0] if self.joint else [row > 0, row < 0]
-        chosen = [self._largest(row, side, rng.fork(2 * j + s)) for s, side in enumerate(sides)]
-        return torch.cat(chosen).sort().values
-
-    def _largest(self, row: Tensor, side: Tensor, rng: Stream) -> Tensor:
-        """The positions of the largest magnitudes among those where ``side [n]`` is true, ascending; at least one."""
-        at = side.nonzero()[:, 0]  # [m]
-        m = at.numel()
-        if m == 0:
-            return at
-        size = row[at].abs()
-        if self.sample >= m:
-            return at[select_topk(size[None], count_kept(self.ratio, m))[0]]
-        seen = size[rng.subset(m, self.sample, row.device)]
-        limit = seen.topk(count_kept(self.ratio, self.sample), sorted=False).values.amin()
-        return at[size >= limit]
+        return SideSelection(KeptOfEach(self.ratio), self.joint, self.sample)
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=1 / n**2 if self.sample else self.ratio / n, deterministic=self.sample == 0)

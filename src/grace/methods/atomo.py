@@ -12,7 +12,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.kernels import Chosen, Many, choose_drawn_many
-from grace.kernels.index_lists.codes import IndexCode, varies
+from grace.kernels.index_lists.codes import IndexCode
 from grace.kernels.sampling import Budgets, DrawnCode
 from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
@@ -75,8 +75,8 @@ class Atomo(Compressor):
         add_sampled_(wire, out, scale, self.index)
 
     @property
-    def counted(self) -> DrawnCode | None:
-        return None if varies(self.index) else DrawnCode(self.index)
+    def counted(self) -> DrawnCode:
+        return DrawnCode(self.index)
 
     def choose_many_(self, many: Many, rng: Stream, code: DrawnCode) -> Chosen:
         return choose_drawn_many(many.like, many, code, self._budgets, rng.step)

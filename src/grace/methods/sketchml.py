@@ -14,7 +14,7 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
 from grace.kernels import Chosen, Many, MinMaxCode, choose_minmax_many
-from grace.kernels.index_lists.codes import IndexCode, pad, varies
+from grace.kernels.index_lists.codes import IndexCode, pad
 from grace.kernels.minmax.codes import add_minmax_, write_minmax_
 from grace.kernels.quantiles.samples import SMALL
 from grace.random import Stream
@@ -73,9 +73,8 @@ class SketchML(Compressor):
             add_minmax_(part, row, scale, self._code, rng)
 
     @property
-    def counted(self) -> MinMaxCode | None:
-        """Where the size of a list follows from its length."""
-        return None if varies(self.index) else self._code
+    def counted(self) -> MinMaxCode:
+        return self._code
 
     def choose_many_(self, many: Many, rng: Stream, code: MinMaxCode) -> Chosen:
         return choose_minmax_many(many.like, many, code, rng.step)

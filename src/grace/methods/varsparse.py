@@ -24,6 +24,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host, on_host
 from grace.kernels.index_lists.codes import IndexCode
+from grace.methods.common.hypotenuse import hypotenuse
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.methods.common.waiting_bucket import WaitingBucket
 from grace.registry import register
@@ -86,12 +87,12 @@ class VarSparse(Method[VarSparseState]):
     def observe(self, state: VarSparseState, sample: Tensor, samples: int) -> VarSparseState:
         """The state after one of this step's ``samples`` samples, which are like the gradient; it replaces ``state``."""
         seen = torch.zeros_like(state.d) if state.seen is None else state.seen
-        return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
+        return state._replace(seen=hypotenuse(seen, sample.to(seen.dtype) / samples))
 
     def exchange(self, x: Tensor, state: VarSparseState, peer: Peer) -> Exchange[Exchanged[VarSparseState]]:
         r, d, lent = (peer.lent.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
         torch.add(state.r, x, out=r)
-        torch.hypot(state.d, x.to(d.dtype) if state.seen is None else state.seen, out=d)
+        hypotenuse(state.d, x.to(d.dtype) if state.seen is None else state.seen, out=d)
         sure = r.abs() > math.sqrt(self.alpha) * d
         torch.mul(r, sure, out=lent)
         if not bool(r.isfinite().all()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
 _CYCLES = 2e9  # of a GPU in a second, or fewer
 _cuda: Any = torch.cuda  # some of which has no types
 _SAMPLES, _MOST_SUBMITS = 7, 0.05  # runs; seconds of submitting for which the stream is held back
+_REMEMBERED = 4  # runs whose submitting is remembered
 _LAUNCHES = ("cudaLaunch", "cuLaunch")  # how the runtime's and the driver's calls begin
 
 
@@ -32,11 +34,13 @@ class BusyClock:
     """A clock of how long the device is busy, read at the beginning and at the end of what is timed, in turns.
 
     The stream is held back until the host has submitted all that is timed, as it does in a backward pass, where it runs
-    ahead. If the host asks for something there, its waits are counted.
+    ahead: as long as three times what the last few runs took to submit, so that one that compiled kernels is soon forgotten.
+    If the host asks for something there, its waits are counted.
     """
 
     def __init__(self) -> None:
-        self._begins, self._since, self._submits = False, 0.0, 0.0
+        self._begins, self._since = False, 0.0
+        self._submits = collections.deque([0.0], maxlen=_REMEMBERED)  # seconds of the last runs
 
     def __call__(self) -> Any:
         """A moment on the stream; a difference of two is in seconds."""
@@ -44,11 +48,11 @@ class BusyClock:
         moment = _Moment()
         if self._begins:
             torch.cuda.synchronize()
-            _cuda._sleep(int((1e-3 + 3 * self._submits) * _CYCLES))
+            _cuda._sleep(int((1e-3 + 3 * min(max(self._submits), _MOST_SUBMITS)) * _CYCLES))
             moment.event.record()
             self._since = time.perf_counter()
         else:
-            self._submits = min(max(self._submits, time.perf_counter() - self._since), _MOST_SUBMITS)
+            self._submits.append(time.perf_counter() - self._since)
             moment.event.record()
         return moment
 

@@ -76,8 +76,8 @@ QUANTILES = {
 }  # fmt: skip
 MINMAX = {
     "shapes": "*i64", "zs": "*i32", "cells": "*i32", "sides": "*i32", "groups": "*i64", "least": "*i32", "share": "*fp64",
-    "where": "*i64", "widths": "*i64", "ends": "*i64", "keys": "*i64", "drawn": "*i64", "message": "*u8", "values": "*fp32",
-    "q": "i64", "R": "i64", "behind": "i64",
+    "coded": "*i64", "where": "*i64", "widths": "*i64", "ends": "*i64", "keys": "*i64", "drawn": "*i64", "message": "*u8",
+    "values": "*fp32", "q": "i64", "R": "i64", "behind": "i64",
 }  # fmt: skip
 # Groups, bits of their number, and a power of two above.
 FEW, ALL_BUCKETS = {"G": 8, "GROUP_BITS": 3, "SIZE": 32}, {"G": 256, "GROUP_BITS": 8, "SIZE": 256}
@@ -338,12 +338,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.minmax._look": (MINMAX, [{"TILE": 1024}]),
     "kernels.minmax._encode": (MINMAX, [{"BITS": bits, "TILE": 1024} for bits in (4, 1, 8)]),
-    "kernels.minmax._lay": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 2))]),
+    "kernels.minmax._lay": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 2), (FEW, 4))]),
     **{
-        f"kernels.minmax.{name}": (MINMAX, [{**how, "EVEN": 1, "TILE": 1024} for how in (FEW, ALL_BUCKETS)])
-        for name in ("_hash", "_drop", "_write", "_tally", "_bound", "_decode")
+        f"kernels.minmax.{name}": (MINMAX, [
+            {**how, "CODE": code, "EVEN": 1, "TILE": 1024} for how, code in ((FEW, 3), (ALL_BUCKETS, 4))
+        ])
+        for name in ("_hash", "_drop", "_write", "read._tally", "read._bound", "read._decode")
     },
-    "kernels.minmax._open": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 0))]),
+    "kernels.minmax.read._open": (MINMAX, [{**how, "CODE": code} for how, code in ((FEW, 3), (ALL_BUCKETS, 0), (FEW, 4))]),
     "kernels.quantiles._drop": (QUANTILES, [{"LARGEST": 3.4028234663852886e38, "EVEN": 1, "TILE": 1024}]),
     "kernels.quantiles._sum": (QUANTILES, [
         {"BITS": bits, **how, "block": 1 << 62, "TILE": 1024} for how in (ALL, SUM) for bits in (4, 8)
@@ -412,7 +414,7 @@ HELPERS = (
     "kernels.selection.tiles.tiles_at",
     "kernels.sparse._listed", "kernels.index_lists._list_at", "kernels.gap_lists._code_at",
     "kernels.quartic._codes", "kernels.quartic._lengths",
-    "kernels.tagged._tags", "kernels.minmax._chosen", "kernels.minmax._groups_at",
+    "kernels.tagged._tags", "kernels.minmax._chosen", "kernels.minmax.read._groups_at",
     "kernels.rotation.turns._turner_at", "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.

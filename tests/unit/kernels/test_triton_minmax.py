@@ -60,27 +60,40 @@ OTHERS = (
     MinMaxCode(7, 256, 3, 0.1, 0.01, "bitmap"), MinMaxCode(2, 2, 16, 0.01, 0.01, "auto"),
     MinMaxCode(256, 256, 2, 0.3, 0.01, "auto"), MinMaxCode(255, 2, 5, 0.5, 0.01, "raw"),
 )  # fmt: skip
+GAPS = MinMaxCode(5, 3, 2, 0.3, 0.01, "rice"), MinMaxCode(16, 16, 1, 0.3, 0.01, "delta")
 
 
-def test_wires_and_their_sums() -> None:
-    CODED.exchange((6, 25, 3), 0.6, 2)
-
-
-@night
-def test_numbers_of_one_sign() -> None:
-    CODED.exchange(SMALL, 0.6, 2)
-    CODED.exchange(SMALL, 0.0, 2)
+@pytest.mark.parametrize("code", [CODE, GAPS[0], pytest.param(GAPS[1], marks=night)], ids=repr)
+def test_wires_and_their_sums(code: MinMaxCode) -> None:
+    replace(CODED, code=code).exchange((6, 25, 3), 0.6, 2)
 
 
 @night
-@pytest.mark.parametrize("code", OTHERS, ids=repr)
+@pytest.mark.parametrize("code", [CODE, *GAPS], ids=repr)
+def test_numbers_of_one_sign(code: MinMaxCode) -> None:
+    replace(CODED, code=code).exchange(SMALL, 0.6, 2)
+    replace(CODED, code=code).exchange(SMALL, 0.0, 2)
+
+
+@night
+@pytest.mark.parametrize("code", GAPS, ids=repr)
+def test_gaps_at_every_small_size(code: MinMaxCode) -> None:
+    """And around what a block of gaps and a tile have."""
+    coded = replace(CODED, code=code)
+    coded.exchange(tuple(range(1, 67)), 0.7, 2)
+    coded.exchange((127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 1026), 1.0, 1)
+    coded.exchange((127, 128, 129, 1023, 1024, 1025, 2049), 0.1, 2)
+
+
+@night
+@pytest.mark.parametrize("code", [*OTHERS, *GAPS], ids=repr)
 @pytest.mark.parametrize("density", [1.0, 0.05])
 def test_other_codes(code: MinMaxCode, density: float) -> None:
     replace(CODED, code=code).exchange((1, 41, 2, 300, 7), density, 2)
 
 
 @night
-@pytest.mark.parametrize("code", [CODE, OTHERS[1], OTHERS[5]], ids=repr)
+@pytest.mark.parametrize("code", [CODE, OTHERS[1], OTHERS[5], *GAPS], ids=repr)
 def test_several_tiles(code: MinMaxCode) -> None:
     replace(CODED, code=code).exchange((4095, 1025, 30, 1024, 9000), 0.3, 3)
 
@@ -94,8 +107,9 @@ def test_quantiles_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @night
 def test_more_workers_than_a_launch_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.kernels.minmax.triton.AT_ONCE", 2)
+    monkeypatch.setattr("grace.kernels.minmax.read.triton.AT_ONCE", 2)
     CODED.exchange(SMALL, 0.6, 3)
+    replace(CODED, code=GAPS[1]).exchange(SMALL, 0.6, 3)
 
 
 def test_groups_have_a_table_of_their_own() -> None:
@@ -116,12 +130,17 @@ def damaged() -> None:
     CODED.damaged(DAMAGE, (3, 40), 0.5)
 
 
+def damaged_groups() -> None:
+    replace(CODED, code=NARROW).damaged(((NARROW.head, 0xFF, False),), (3, 40), 0.5)
+
+
 def test_damaged_wires_are_told() -> None:
     damaged()
+    damaged_groups()
 
 
 @night
-@pytest.mark.parametrize("code", [CODE, NARROW, OTHERS[0]], ids=repr)
+@pytest.mark.parametrize("code", [CODE, NARROW, OTHERS[0], *GAPS], ids=repr)
 def test_whatever_is_damaged(code: MinMaxCode) -> None:
     """Wires are refused where the specification refuses them, whichever bit is another one; and if they are not, they say the
     same.
@@ -174,8 +193,13 @@ def _always_first(key0, key1, step, row, i, cols):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
+def _always(marks, bad):  # type: ignore[no-untyped-def]
     tl.store(marks, 0)
+
+
+@triton.jit
+def _never(marks, bad):  # type: ignore[no-untyped-def]
+    return
 
 
 @triton.jit
@@ -188,21 +212,36 @@ def _first_bucket(edges, p, q, BITS: tl.constexpr):  # type: ignore[no-untyped-d
     return tl.zeros(p.shape, tl.int32)
 
 
-def exchange() -> None:
-    CODED.exchange((20,), 1.0, 1)
+@triton.jit
+def _nothing_before(n, k, coded, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return k - k, k - k, k - k, tl.load(coded) * 0
+
+
+def _at_once(ends: Tensor, *_: Any) -> None:
+    """Cells are said to begin where places do."""
+
+
+def exchange(code: MinMaxCode = CODE) -> None:
+    replace(CODED, code=code).exchange((20,), 1.0, 1)
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("locate", _backwards, exchange),
-    ("cell_at", _always_first, exchange),
-    ("bucket_of", _first_bucket, exchange),
-    ("mark_if", _never, exchange),
-    ("count_at", _no_count, exchange),
+    ("triton.locate", _backwards, exchange),
+    ("triton.cell_at", _always_first, exchange),
+    ("triton.bucket_of", _first_bucket, exchange),
+    ("triton.mark_if", _always, partial(CODED.exchange, (3, 20), 1.0, 1)),
+    ("read.triton.count_at", _no_count, exchange),
+    ("read.triton.cell_at", _always_first, exchange),
+    ("read.triton.mark_if", _always, exchange),
+    ("read.triton.mark_if", _never, damaged_groups),
+    ("triton.list_of", _nothing_before, partial(exchange, GAPS[1])),
+    ("gapped.triton.note_ends", _at_once, partial(exchange, GAPS[0])),
+    ("gapped.triton._fits", lambda *_: False, partial(exchange, GAPS[1])),
 ]
 
 
-@pytest.mark.parametrize(("name", "mutant", "test"), MUTANTS)
-def test_mutants_are_caught(name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"grace.kernels.minmax.triton.{name}", mutant)
+@pytest.mark.parametrize(("place", "mutant", "test"), MUTANTS)
+def test_mutants_are_caught(place: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.minmax.{place}", mutant)
     with pytest.raises(CAUGHT):
         test()

@@ -225,7 +225,7 @@ def _at_once(ends: Tensor, *_: Any) -> None:
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("sampling.triton._uniform_at", _all_alike, lambda: wires_and_sums("auto", sizes=SIZES[:2])),
     ("sampling.search.triton._unit_of", _one_round, lambda: units(Chances(0.3, None, 2, False), (64,))),
-    ("sampling.gapped.triton._note_ends", _at_once, lambda: wires_and_sums("delta", sizes=SIZES[:1])),
+    ("sampling.gapped.triton.note_ends", _at_once, lambda: wires_and_sums("delta", sizes=SIZES[:1])),
     ("sampling.triton.expected_of", _none_expected, lambda: wires_and_sums("raw", MOST_OF_THEM, tuple(range(2, 15)))),
 ]
 

@@ -29,6 +29,7 @@ from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 __all__ = ["interpreter"]
 
 SIZES = (41, 6, 9, 1, 7)
+STEP = 2**31 + 5
 SIDE = CountedCode("auto", False, SideMeans())
 
 
@@ -38,6 +39,7 @@ class Chooser:
 
     ratio: float
     joint: bool
+    sample: int = 0
 
     def __call__(self, rank: int, many: Many, code: CountedCode) -> Chosen:
         for x, memory in zip(many.xs, many.memories or (), strict=True):
@@ -51,22 +53,24 @@ class Chooser:
             torch.neg(xs[2], out=many.memories[2].view(-1))
         xs[2][5] = (xs[2][5], math.nan)[rank]
         xs[-1][0] = (-7.25, -math.inf)[rank]
-        return choose_sides_many(many.like, many, code, SideSelection(KeptOfEach(self.ratio), self.joint))
+        return choose_sides_many(
+            many.like, many, code, SideSelection(KeptOfEach(self.ratio), self.joint, self.sample), STEP
+        )
 
 
-def wires_and_sums(index: str, ratio: float, joint: bool, sizes: tuple[int, ...] = SIZES) -> None:
+def wires_and_sums(index: str, ratio: float, joint: bool, sizes: tuple[int, ...] = SIZES, sample: int = 0) -> None:
     code = CountedCode(index, False, SideMeans())
 
     def draw() -> list[Tensor]:
         with cpu_as_accelerator():
-            buckets, places, rows, finite = messages(sizes, code, Chooser(ratio, joint))
+            buckets, places, rows, finite = messages(sizes, code, Chooser(ratio, joint, sample))
             flags = [flag for flags in finite for flag in flags]
             rests = [rest for many in buckets for rest in many.rests or ()]
             legal = sum_counted_many(rows, buckets[0], code, places, 0.3)
         settled = [rest for flag, rest in zip(flags, rests, strict=True) if flag]
         return [rows, *finite, *settled, legal, *buckets[0].xs]
 
-    agree(draw, (index, ratio, joint, sizes))
+    agree(draw, (index, ratio, joint, sizes, sample))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,27 @@ def test_wires_and_their_sums(index: str, ratio: float, joint: bool) -> None:
 @pytest.mark.parametrize(("index", "ratio"), [("auto", 0.01), ("raw", 0.2), ("rice", 0.05), ("bitmap", 0.9)])
 def test_tensors_of_several_tiles(index: str, ratio: float, joint: bool) -> None:
     wires_and_sums(index, ratio, joint, (4097, 300, 9001, 4096, 12_289))
+
+
+@pytest.mark.parametrize(
+    ("index", "ratio", "joint", "sample"),
+    [
+        ("raw", 0.5, False, 4),
+        *(pytest.param(*case, marks=night) for case in (
+            ("auto", 0.3, True, 3), ("rice", 0.4, False, 1), ("delta", 1.0, True, 5), ("bitmap", 0.1, False, 300),
+        )),
+    ],
+)  # fmt: skip
+def test_thresholds_of_samples(index: str, ratio: float, joint: bool, sample: int) -> None:
+    wires_and_sums(index, ratio, joint, sample=sample)
+
+
+@night
+@pytest.mark.parametrize("joint", [False, True])
+def test_samples_of_all_small_sizes_and_of_several_tiles(joint: bool) -> None:
+    """Of up to 4,096 numbers all are ranked, of more a network draws."""
+    wires_and_sums("auto", 0.4, joint, tuple(range(6, 70)), 4)
+    wires_and_sums("raw", 0.1, joint, (4095, 1025, 30, 1024, 9000, 20_000), 100)
 
 
 def damaged(index: str, steps: range) -> set[bool]:
@@ -153,7 +178,7 @@ def spread(rank: int, many: Many, code: CountedCode) -> Chosen:
     for sign, x, memory in zip((1, -1), many.xs, many.memories or (), strict=True):
         memory.zero_()
         x.copy_(sign * uneven())
-    return choose_sides_many(many.like, many, code, SideSelection(KeptOfEach(1.0), bool(rank)))
+    return choose_sides_many(many.like, many, code, SideSelection(KeptOfEach(1.0), bool(rank)), STEP)
 
 
 @night
@@ -197,6 +222,11 @@ def _backwards(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
     return torch.stack([torch.stack([part.cumsum(1)[0, -1] for part in three]) for three in parts], dim=1)
 
 
+@triton.jit
+def _in_order(first, n, key0, key1, step, CHUNK: tl.constexpr, RANKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    return first + tl.arange(0, RANKED)
+
+
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("selection.on_side", _the_other_side, lambda: wires_and_sums("raw", 0.3, False)),
     ("selection.sides.on_side", _the_other_side, lambda: wires_and_sums("raw", 0.3, False)),
@@ -205,6 +235,8 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("sparse.front_bytes_of", _half_a_front, lambda: wires_and_sums("raw", 0.3, True)),
     ("counted.front_at", _always_good, fronts_alone),
     ("counted.sided.ordered_sums_of_many", _backwards, in_order),
+    ("subsets.rank_of", _in_order, lambda: wires_and_sums("raw", 0.5, False, sample=4)),
+    ("counted.sided.count_sampled", lambda kept, *_: kept, lambda: wires_and_sums("raw", 0.5, False, sample=4)),
 ]
 
 

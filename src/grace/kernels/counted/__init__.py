@@ -55,9 +55,10 @@ def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: S
 
 
 @operation
-def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Chosen:
-    """Of each tensor plus its memory what ``sides`` selects, as codes of :class:`grace.kernels.coded.SideMeans`; nothing where
-    it is not finite. Rests, if there are any, become that sum; ``like`` is a number on the device.
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection, step: int) -> Chosen:
+    """Of each tensor plus its memory what ``sides`` selects in this step, as codes of :class:`grace.kernels.coded.SideMeans`;
+    nothing where it is not finite. Each side has the stream of the tensor, forked by its number. Rests, if there are any,
+    become that sum; ``like`` is a number on the device.
     """
 
 

@@ -45,10 +45,11 @@ def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: S
     return choose_each(many, like.device, write)
 
 
-def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Chosen:
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection, step: int) -> Chosen:
     def write(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         row, finite = sum_finite_(x, memory, rest)
-        return write_means_(row[0], sides.select(row[0]), code.index, keep_rest=rest is not None)[None], finite
+        streams = [replace(many.streams[t], step=step).fork(side) for side in range(sides.searches)]
+        return write_means_(row[0], sides.select(row[0], streams), code.index, keep_rest=rest is not None)[None], finite
 
     return choose_each(many, like.device, write)
 

@@ -249,10 +249,10 @@ def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: S
     return _chosen(many, Largest.of(look, sums.numbers, total), finite, code)
 
 
-def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection) -> Any:
+def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection, step: int) -> Any:
     if max(many.sizes) > MOST:
         return NotImplemented
-    listed, fronts, finite = list_sides(many, sides)
+    listed, fronts, finite = list_sides(many, sides, step)
     return _chosen(many, listed, finite, code, fronts)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from grace.kernels.counted.parts import WirePlaces, fit_listed
 from grace.kernels.index_lists import FIXED
-from grace.kernels.index_lists.codes import most
+from grace.kernels.index_lists.codes import most, varies
 from grace.kernels.packing import packed_bytes
 
 
@@ -39,14 +39,23 @@ class MinMaxCode:
         return (self.total - 1).bit_length()
 
     @property
+    def gaps(self) -> bool:
+        """Whether the size of the code of places depends on them."""
+        return varies(self.index)
+
+    @property
     def number(self) -> int:
-        """The code of places for kernels: its place in FIXED, or behind them."""
-        return (*FIXED, "auto").index(self.index)
+        """The code of places for kernels: its place in FIXED, or behind them; 4: of gaps."""
+        return 4 if self.gaps else (*FIXED, "auto").index(self.index)
 
     @property
     def head(self) -> int:
         """Bytes in front of the groups: of the two counts and the means."""
         return 8 + 4 * self.q
+
+    def before(self, k: int) -> int:
+        """Bytes in front of the places of k numbers."""
+        return self.head + packed_bytes(k, self.bits)
 
     def cells(self, n: int) -> int:
         """How many cells the sketches of n numbers have at most."""
@@ -55,7 +64,7 @@ class MinMaxCode:
     def most(self, n: int) -> int:
         """Bytes of a wire of n numbers at most."""
         fewer = 2 * most(n, n, self.index) + 8  # fewer places may need more
-        return self.head + packed_bytes(n, self.bits) + fewer + self.cells(n) + self.total
+        return self.before(n) + fewer + self.cells(n) + self.total
 
 
 class MinMaxPlaces(WirePlaces):

@@ -1,4 +1,4 @@
-"""Places of non-zeros and sketches of their values' buckets, as Triton kernels.
+"""Places of non-zeros and sketches of their values' buckets, as Triton kernels. Those that read wires are in ``minmax.read``.
 
 How many numbers there are, and of which groups, the device finds out: what they are listed in has room for all, and programs
 end where there are none. Non-zeros are what exceeds 0 in magnitude; their quantiles and means are those of
@@ -17,24 +17,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, launch, power_of_two
+from grace.compute.launching import TILE, Marks, launch
 from grace.flags.capturing import step_word
-from grace.kernels.bit_streams.triton import load_bits, pack_byte
+from grace.kernels.bit_streams.triton import pack_byte
 from grace.kernels.coded import Payload
 from grace.kernels.counted.parts import Chosen
-from grace.kernels.counted.triton import PlacesThere, lay_out, store_list
+from grace.kernels.counted.triton import store_list
 from grace.kernels.hashing import PRIME
 from grace.kernels.hashing.triton import cell_at
-from grace.kernels.index_lists.triton import code_byte, code_of, place_in, read_tables
-from grace.kernels.many import Many, pair_programs
+from grace.kernels.index_lists.triton import code_byte, code_of
+from grace.kernels.many import Many
 from grace.kernels.many.triton import key_of, shared_key_of, tensor_of, tile_of, wire_of
 from grace.kernels.minmax import MinMaxCode, MinMaxPlaces
 from grace.kernels.minmax.cells.triton import bucket_at, constants_of, lanes_of_groups, lay_cells, locate, sides_of
+from grace.kernels.minmax.gapped.triton import LaidPlaces, lay_places, list_of, write_places
+from grace.kernels.minmax.read.triton import places_there, sum_sketched
 from grace.kernels.quantiles import code_bits, samples
 from grace.kernels.quantiles.triton import add_buckets, bucket_of, cut_rows, key_of_row
 from grace.kernels.selection.triton import MOST, Reaching
-from grace.kernels.sparse.triton import AT_ONCE, sum_tables
-from grace.kernels.triton import count_at, load_float, magnitude, mark_if, word_of
+from grace.kernels.triton import mark_if, word_of
 from grace.random.triton import walk
 
 _EMPTY = 0x7FFFFFFF  # of a cell: as many bits as it has, all of them set
@@ -82,10 +83,12 @@ def _encode(table, programs, heads, total, sent, edges, cells, q, behind, BITS: 
 
 @triton.jit
 def _lay(
-    table, total, zs, sides, ends, share, groups, lists, widths, q, R,
+    table, total, coded, zs, sides, ends, share, groups, lists, widths, q, R,
     CODE: tl.constexpr, G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The tables of groups and of lists, and the widths of the wires. ``ends``: how many numbers come before each bucket."""
+    """The tables of groups and of lists, and the widths of the wires. ``ends``: how many numbers come before each bucket;
+    ``coded``: of each row the bytes of its places, if the device has to be told.
+    """
     row = tl.program_id(0).to(tl.int64)
     _place, n = wire_of(table, row)
     k, z = tl.load(total + row).to(tl.int64), tl.load(zs + row)
@@ -97,7 +100,7 @@ def _lay(
     at = ends + row * q + tl.where(group < below, z - last, z + first)
     count = tl.load(at + last - first, group < G, 0) - tl.load(at, group < G, 0)
     bytes_of = lay_cells(groups + 4 * G * row, count, group, below, lower, upper, share, R, G)
-    number, low, low_bytes, size = lay_out(n, k, CODE)
+    number, low, low_bytes, size = list_of(n, k, coded + row, CODE)
     before = 8 + 4 * q + (k * GROUP_BITS + 7) // 8
     store_list(lists + 8 * row, k, number, low, low_bytes, size, before)
     tl.store(widths + row, before + size + bytes_of)
@@ -164,9 +167,9 @@ def _drop(
 @triton.jit
 def _write(
     programs, where, lists, index, cells, means, zs, groups, rooms, least, message, q, R,
-    G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    CODE: tl.constexpr, G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The wires; ``where [T, 3]``: the byte where each begins, and its width."""
+    """The wires, but for places that travel as gaps; ``where [T, 3]``: the byte where each begins, and its width."""
     row, tile = tile_of(programs)
     k, head, number, low, low_bytes, size, before = code_of(lists, row)
     begin, width = tl.load(where + 3 * row), tl.load(where + 3 * row + 1)
@@ -181,7 +184,7 @@ def _write(
     if (start + TILE > ahead) & (start < before):
         packed = pack_byte(cells + head, tl.maximum(o - ahead, 0), k, GROUP_BITS).to(tl.int32)
         byte |= tl.where((o >= ahead) & (o < before), packed, 0)
-    if (start + TILE > before) & (start < before + size):
+    if (CODE != 4) & (start + TILE > before) & (start < before + size):
         byte |= code_byte(index + head, start - before, k, number, low, low_bytes, size, TILE)
     if (start + TILE > before + size) & (before + size < width):
         lane = tl.arange(0, SIZE)
@@ -199,120 +202,13 @@ def _write(
     tl.store(message + begin + o, byte.to(tl.uint8), o < width)
 
 
-# ---- read -----------------------------------------------------------------------------------------------------------
-@triton.jit
-def _open(
-    table, where, lists, wires, marks, stride, q,
-    CODE: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """The tables ``lists [W, T, 8]`` of what the wires say, whose counts are read. A wire that is shorter than that is marked,
-    and says nothing, and so is one with a count or a mean that no sender writes. ``where``: as
-    :class:`grace.kernels.counted.triton.PlacesThere` has it.
-    """
-    row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    this = other * tl.num_programs(0) + row
-    _place, n = wire_of(table, row)
-    begin, width = tl.load(where + 3 * this), tl.load(where + 3 * this + 1)
-    base = wires + other * stride + begin
-    count, z = count_at(base).to(tl.int64), count_at(base + 4)
-    k = tl.minimum(tl.maximum(count, 0), n)
-    number, low, low_bytes, size = lay_out(n, k, CODE)
-    before = 8 + 4 * q + (k * GROUP_BITS + 7) // 8
-    lane = tl.arange(0, SIZE)
-    wrong = tl.max((magnitude(load_float(base + 8 + 4 * lane, lane < q)) >= 0x7F800000).to(tl.int32), 0)
-    legal = (count == k) & (z >= 0) & (z <= q) & (before + size <= width) & (wrong == 0)
-    tl.store(marks + row, 0, legal == 0)
-    at = lists + 8 * this
-    store_list(at, tl.where(legal, k, 0), tl.where(legal, number, 0), low, low_bytes, tl.where(legal, size, 0), before)
-    tl.store(at + 1, tl.load(where + 3 * this + 2))
-    tl.store(at + 7, begin)
-
-
-@triton.jit
-def _groups_at(programs, lists, wires, stride, b, q, GROUP_BITS: tl.constexpr, TILE: tl.constexpr):
-    """(a program's row, which of all wires it reads, where that begins, how many of its numbers the list has before, which of
-    them it reads, which of these there are, int32: the groups of these)
-    """
-    row, tile = tile_of(programs)
-    other = tl.program_id(1).to(tl.int64)
-    this = other * b + row
-    base = wires + other * stride + place_in(lists, this)
-    k, first = tl.load(lists + 8 * this), tl.load(lists + 8 * this + 1)
-    j = tile * TILE + tl.arange(0, TILE)
-    inside = j < k
-    group = load_bits(base + 8 + 4 * q, j, inside, (k * GROUP_BITS + 7) // 8, GROUP_BITS).to(tl.int32)
-    return row, this, base, first, j, inside, tl.where(inside, group, 0)
-
-
-@triton.jit(do_not_specialize=["stride", "b"])
-def _tally(
-    programs, lists, wires, counts, marks, stride, b, q,
-    G: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """``counts [W, T, SIZE]``, zeros before: how many numbers of each wire each group has. Marks groups that there are not."""
-    row, this, _base, _first, _j, inside, group = _groups_at(programs, lists, wires, stride, b, q, GROUP_BITS, TILE)
-    mark_if(marks + row, group >= G)
-    lane = tl.arange(0, SIZE)
-    count = tl.histogram(group, SIZE) - tl.where(lane == 0, TILE - tl.sum(inside.to(tl.int32), 0), 0)
-    tl.atomic_add(counts + this * SIZE + lane, count, count > 0)
-
-
-@triton.jit
-def _bound(
-    table, where, lists, sides, counts, share, wires, groups, marks, stride, q, R, G: tl.constexpr, SIZE: tl.constexpr
-):
-    """The tables of groups ``[W, T, G, 4]``. Marks wires that are shorter than their cells."""
-    row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    this = other * tl.num_programs(0) + row
-    z = tl.minimum(tl.maximum(count_at(wires + other * stride + place_in(lists, this) + 4), 0), q).to(tl.int32)
-    below, lower, upper = sides_of(sides, z)
-    group = tl.arange(0, SIZE)
-    count = tl.load(counts + this * SIZE + group, group < G, 0).to(tl.int64)
-    size = lay_cells(groups + 4 * G * this, count, group, below, lower, upper, share, R, G)
-    _k, _first, _number, _low, _low_bytes, coded, before = code_of(lists, this)
-    tl.store(marks + row, 0, before + coded + size > tl.load(where + 3 * this + 1))
-
-
-@triton.jit(do_not_specialize=["stride", "b", "plane", "step"])
-def _decode(
-    table, programs, where, lists, sides, groups, index, wires, values, marks, stride, b, plane, q, R, step,
-    G: tl.constexpr, GROUP_BITS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """``values [W, plane]``: what each number of the lists stands for. Marks buckets that there are not."""
-    row, this, base, first, j, inside, group = _groups_at(programs, lists, wires, stride, b, q, GROUP_BITS, TILE)
-    other = tl.program_id(1).to(tl.int64)
-    _k, _first, _number, _low, _low_bytes, size, before = code_of(lists, this)
-    z = tl.minimum(tl.maximum(count_at(base + 4), 0), q).to(tl.int32)
-    below, lower, upper = sides_of(sides, z)
-    at = other * plane + first + j
-    i = tl.load(index + at, inside, 0)
-    key0, key1 = key_of(table, row)
-    there = inside & (group < G)
-    line = groups + 4 * (this * G + group)
-    cols, bits = tl.load(line, there, 1), tl.load(line + 3, there, 0)
-    ahead = before + size + tl.load(line + 2, there, 0)
-    room = tl.load(where + 3 * this + 1) - ahead
-    there = there & (bits > 0)
-    mask = (1 << bits.to(tl.int32)) - 1
-    number = tl.zeros((TILE,), tl.int32)
-    for r in range(R):
-        bit = (r * cols + cell_at(key0, key1, step, r + tl.arange(0, 1), i, cols)) * bits
-        o = bit >> 3
-        word = tl.load(base + ahead + o, there & (o < room), 0).to(tl.int32)
-        word |= tl.load(base + ahead + o + 1, there & (o + 1 < room), 0).to(tl.int32) << 8
-        number = tl.maximum(number, (word >> (bit & 7).to(tl.int32)) & mask)
-    bucket = bucket_at(group, number, z, below, lower, upper)
-    legal = (bucket >= 0) & (bucket < q)
-    mark_if(marks + row, inside & (legal == 0))
-    tl.store(values + at, load_float(base + 8 + 4 * bucket, inside & legal), inside)
-
-
 # ---- launched -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Sketched:
     """What is written. total int32 ``[T]``: how many numbers; index int64, sent float32, cells int32: their places, they
     themselves, and their buckets among those of all rows; zs int32 ``[T]``; means float32 ``[T, q]``; groups int64
-    ``[T, G, 4]``; lists int64 ``[T, 8]``, as :class:`grace.kernels.counted.triton.Lists` has them; step: of their streams.
+    ``[T, G, 4]``; lists int64 ``[T, 8]``, as :class:`grace.kernels.counted.triton.Lists` has them; step: of their streams;
+    laid: places that travel as gaps.
     """
 
     total: Tensor
@@ -324,6 +220,7 @@ class Sketched:
     groups: Tensor
     lists: Tensor
     step: int
+    laid: LaidPlaces | None
 
 
 def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) -> Any:
@@ -337,6 +234,7 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     lists[:, 1] = heads
     index, sent = lists.new_empty(N), torch.empty(N, device=device)
     picked.emit(lists, index, sent, False, Payload(False))
+    laid = lay_places(index, total, many, code) if code.gaps else None
 
     seen = torch.where(total > samples.SMALL, (total.double() * code.sample).ceil().long(), total)
     shapes, marks = torch.stack((seen, seen.cumsum(0) - seen), dim=1), Marks(sent, 3 * T)
@@ -353,15 +251,16 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     means, ends = add_buckets(cells, many, q, None, sent)
     sides, share = constants_of(many, code)
     groups, widths = lists.new_empty(T, code.total, 4), lists.new_zeros(T)
-    launch(_lay, (T,), many.table, total, zs, sides, ends, share, groups, lists, widths, q, code.rows, CODE=code.number,
+    coded = None if laid is None else laid.coded
+    launch(_lay, (T,), many.table, total, coded, zs, sides, ends, share, groups, lists, widths, q, code.rows, CODE=code.number,
            G=code.total, GROUP_BITS=code.bits, SIZE=lanes_of_groups(code.total))  # fmt: skip
-    return Chosen(widths, picked.finite, Sketched(total, index, sent, cells, zs, means, groups, lists, step))
+    return Chosen(widths, picked.finite, Sketched(total, index, sent, cells, zs, means, groups, lists, step, laid))
 
 
 def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Chosen, places: MinMaxPlaces) -> Any:
     if not isinstance(chosen.notes, Sketched):
         return NotImplemented
-    notes, layout, tiles, q, G = chosen.notes, _there(places, many), many.tiles(TILE), code.q, code.total
+    notes, layout, tiles, q, G = chosen.notes, places_there(places, many), many.tiles(TILE), code.q, code.total
     sizes = [code.cells(n) for n in many.sizes]
     rooms = many.numbers((MinMaxCode, code), lambda: [sum(sizes[:t]) for t in range(len(sizes))], torch.int64)
     least = torch.full((sum(sizes),), _EMPTY, dtype=torch.int32, device=many.device)
@@ -369,8 +268,10 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
     what = many.table, tiles, many.heads(1), notes.total, notes.index, notes.cells
     launch(_hash, (len(tiles),), *what, notes.zs, sides, notes.groups, rooms, least, q, code.rows, step, G=G, TILE=TILE)
     launch(_write, (len(layout.written),), layout.written, layout.where[places.own], notes.lists, notes.index, notes.cells,
-           notes.means, notes.zs, notes.groups, rooms, least, message, q, code.rows, G=G, GROUP_BITS=code.bits,
-           SIZE=lanes_of_groups(G), TILE=TILE)  # fmt: skip
+           notes.means, notes.zs, notes.groups, rooms, least, message, q, code.rows, CODE=code.number, G=G,
+           GROUP_BITS=code.bits, SIZE=lanes_of_groups(G), TILE=TILE)  # fmt: skip
+    if notes.laid is not None:
+        write_places(message, notes.laid, layout.where[places.own, :, 0] + notes.lists[:, 6], layout.written)
     if many.rests is not None:
         launch(_drop, (len(tiles),), *what, notes.sent, notes.means, notes.zs, sides, notes.groups, rooms, least, q, code.rows,
                step, G=G, EVEN=many.even, TILE=TILE)  # fmt: skip
@@ -378,39 +279,4 @@ def write_minmax_many(message: Tensor, many: Many, code: MinMaxCode, chosen: Cho
 
 
 def sum_minmax_many(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, weight: float) -> Tensor:
-    layout, marks, (W, _), T, q, G = (
-        _there(places, many),
-        Marks(rows, len(many)),
-        rows.shape,
-        len(many),
-        code.q,
-        code.total,
-    )
-    (listed,), (sides, share), size, plane = layout.more, constants_of(many, code), lanes_of_groups(G), layout.plane
-    lists, groups = many.table.new_empty(W, T, 8), many.table.new_empty(W, T, G, 4)
-    how = {"GROUP_BITS": code.bits}
-    launch(_open, (T, W), many.table, layout.where, lists, rows, marks.clean, rows.stride(0), q, CODE=code.number, **how,
-           SIZE=power_of_two(q))  # fmt: skip
-    index = read_tables(rows, many, lists, plane, layout.read, layout.spans, marks.clean, each=True)
-    counts = torch.zeros(W, T, size, dtype=torch.int32, device=many.device)
-    grid = len(listed), W
-    launch(
-        _tally, grid, listed, lists, rows, counts, marks.clean, rows.stride(0), T, q, G=G, **how, SIZE=size, TILE=TILE
-    )
-    launch(_bound, (T, W), many.table, layout.where, lists, sides, counts, share, rows, groups, marks.clean, rows.stride(0), q,
-           code.rows, G=G, SIZE=size)  # fmt: skip
-    values = torch.empty(W, plane, device=many.device)
-    launch(_decode, grid, many.table, listed, layout.where, lists, sides, groups, index, rows, values, marks.clean,
-           rows.stride(0), T, plane, q, code.rows, step_word(places.step, many.device), G=G, **how, TILE=TILE)  # fmt: skip
-    lists[:, :, 7] = 4 * lists[:, :, 1]  # now of values
-    numbers, steps = values.view(torch.uint8), max(many.sizes).bit_length()
-    for first in range(0, W, AT_ONCE):
-        part = slice(first, first + AT_ONCE)
-        sum_tables(numbers[part], many, lists[part], index[part], steps, weight, marks, False, each=True, add=first > 0)
-    return many.all_of(marks.clean)
-
-
-def _there(places: MinMaxPlaces, many: Many) -> PlacesThere:
-    """Where wires lie, on the device, and what programs read what is listed, made once."""
-    rooms = torch.from_numpy(places.rooms)
-    return places.once(lambda: PlacesThere(places, many, pair_programs(-(-rooms.amax(dim=0) // TILE))))
+    return sum_sketched(rows, many, code, places, weight)

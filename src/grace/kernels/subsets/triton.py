@@ -257,6 +257,13 @@ class Subsets:
                    CHUNK=_SCAN)  # fmt: skip
         self.step = step
 
+    def places(self, like: Tensor, step: int) -> Tensor:
+        """int64: what is drawn in this step, if numbers are, and their wires lie side by side. ``like``: on the device."""
+        assert self.index is not None
+        self._many.point([like] * len(self._many))
+        self.draw(step)
+        return self.index
+
     def take(self, message: Tensor, left: Sequence[float]) -> Tensor:
         """As :func:`grace.kernels.subsets.take_subsets_many`."""
         many, marks = self._many, self._many.marks()

@@ -83,7 +83,7 @@ class RidgeBucket(TurnedBucket):
         """The mean of each matrix's factor to the given one; what is left of the matrix is not known yet."""
         for each in self._kinds():
             self._project(*each)
-        yield from self._sum(columns=self._olds[self._plan.at[0]].shape[1])
+        yield from self._sum()
 
     def firsts(self) -> tuple[dict[int, Exchanged[Any]], list[Tensor], list[Tensor]]:
         """What followed from the first factors: the results of what travelled as it is; and of each matrix the mean factor, of

@@ -261,15 +261,11 @@ class TurnedBucket:
         torch.mul(wide, kind.down, out=narrow)
         wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
 
-    def _sum(self, columns: int = -1) -> Exchange[None]:
-        """The mean of the message, which has the factors; what travels as it is is put into it here. Of one tensor it has as
-        many columns as it would have alone, by default one row.
-        """
+    def _sum(self) -> Exchange[None]:
+        """The mean of the message, which has the factors; what travels as it is is put into it here."""
         plan, message = self._plan, self._message
         plan.dense.put(message, keep=self._keep)
-        alone = len(plan.parts.of) == 1
-        sent = message.view(1 if columns < 0 else -1, columns) if alone else message
-        put_answer((yield AllReduce(sent, "mean", donate=True, parts=plan.parts)), message)
+        put_answer((yield AllReduce(message, "mean", donate=True, parts=plan.parts)), message)
 
     def restore(self, *, checked: bool = False) -> tuple[list[Exchanged[None]], list[Tensor]]:
         """The means and what is left of each tensor; and the mean factor of each matrix, of rows of r numbers. ``checked``: as

@@ -21,6 +21,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import padded_sizes, take_flat
 from grace.kernels import Many
+from grace.methods.common.hypotenuse import hypotenuse
 
 
 class Waiting(Protocol):
@@ -67,7 +68,7 @@ class WaitingBucket:
         if any(state.seen is not None for state in states):
             pairs = zip(rooms, states, strict=True)
             seen, _ = self._gather([x if state.seen is None else state.seen for x, state in pairs])
-        r, d = old_r + given, torch.hypot(old_d, seen)
+        r, d = old_r + given, hypotenuse(old_d, seen)
         sure = r.abs() > share * d
         self.flats = {"old_r": old_r, "old_d": old_d, "r": r, "d": d, "sure": sure}
 

@@ -159,6 +159,21 @@ def test_a_device_is_held_back_until_all_is_submitted(monkeypatch: pytest.Monkey
     assert said[:8] == ["prepare", "clear", "drain", "hold", "mark", "run", "mark", "wait"]
 
 
+def test_a_run_that_compiled_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """The stream is held back for as long as the last runs took to submit: one of seconds does not delay all others."""
+    now, held = [0.0], list[float]()
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: types.SimpleNamespace(record=lambda: None))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: held.append(cycles / 2e9))
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now[0])
+    clock = device.BusyClock()
+    for took in (5.0, 0.001, 0.002, 0.001, 0.001, 0.001):
+        clock()
+        now[0] += took
+        clock()
+    assert held == pytest.approx([0.001, 0.151, 0.151, 0.151, 0.151, 0.007])
+
+
 def test_the_clock_of_a_case_is_the_devices():
     ticks = iter([1.0, 4.5])
     assert Case("x", lambda: None).seconds(lambda: None, lambda: next(ticks)) == 3.5

@@ -19,6 +19,7 @@ from grace.kernels.coded import Payload
 from grace.kernels.counted.parts import COUNT, DENSE_COUNT, Chosen, CountedCode, CountedPlaces
 from grace.kernels.counted.sided.triton import ListedSides
 from grace.kernels.gap_lists import GapLists
+from grace.kernels.gap_lists.heard import ask_counts, begins_of_all, tensors_of_all
 from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
 from grace.kernels.index_lists.codes import most
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
@@ -99,8 +100,7 @@ def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlace
     """As :func:`grace.kernels.counted.sum_counted_many`, of ``rows [W, s]`` uint8: ``[T]`` bool."""
     W, T, device = len(rows), len(many), many.device
     where = torch.tensor(places.begins) + wires.HEADER
-    (heads,) = carry_together(((where[:, None] + torch.arange(COUNT)).view(-1),), device)
-    told = rows.index_select(1, heads).view(torch.int32).view(-1).tolist()  # the question
+    told = [count for (count,) in ask_counts(rows, places, 1)]
     sizes, widths = many.sizes * W, list(chain(*places.widths))
     legal = [_fits(*each, code) for each in zip(told, sizes, widths, strict=True)]
     says = _Fields([count if fine else 0 for count, fine in zip(told, legal, strict=True)], sizes, code)
@@ -108,16 +108,14 @@ def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlace
     firsts = torch.tensor(says.lists.kept)
     says.tables[:, 1], says.tables[:, 7] = firsts.cumsum(0) - firsts, where.repeat(W) + COUNT
     room = (torch.tensor(widths) - torch.tensor(says.lists.before)).masked_fill_(firsts == 0, 0)
-    begins = where.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
+    begins = begins_of_all(rows, places)
     read = tiles_to_read(room, says.lists)
     tables, room, begins, read, spans, fine = carry_together(
         (says.tables, room, begins, pair_programs(read), spans_of(read), torch.tensor(legal)), device
     )
     marks, lists = Marks(rows, W * T), table.lists.clone()
     lists[:, 7] = begins
-    all_of_them = many.once(("wires", W), lambda: Many(sizes, (), (), device))
-    all_of_them.point(list(many.xs) * W)
-    index = read_lists(rows.view(1, -1), room[None], all_of_them, table, read, spans, lists, marks.clean)
+    index = read_lists(rows.view(1, -1), room[None], tensors_of_all(many, W), table, read, spans, lists, marks.clean)
     own = Marks(rows, T)
     for first in range(0, W, AT_ONCE):
         part = slice(first, first + AT_ONCE)

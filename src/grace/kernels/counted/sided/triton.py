@@ -1,4 +1,5 @@
-"""The largest of both sides of several tensors, and their means, as Triton kernels, without a question to the host.
+"""The largest of both sides of several tensors, and their means, as Triton kernels, without a question to the
+host, unless samples are drawn.
 
 How many numbers there may be follows from how many there are of each tensor: lists have room for these. The means are sums
 over such a list, which has zeros behind what it holds.
@@ -17,6 +18,7 @@ from grace.compute.launching import TILE, launch
 from grace.kernels.blocks import block_count
 from grace.kernels.coded import Payload
 from grace.kernels.coded.triton import code_of_number, coding, number_of_code
+from grace.kernels.counted.sided.samples import count_sampled
 from grace.kernels.counted.sides import SideSelection
 from grace.kernels.many import Many
 from grace.kernels.many.triton import tensor_of, tile_of
@@ -97,19 +99,22 @@ class ListedSides:
                payload.fronts, KEEP_REST=keep_rest, **coding(payload.codes), EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
-def list_sides(many: Many, sides: SideSelection) -> tuple[ListedSides, Tensor, Tensor]:
-    """What ``sides`` selects of each tensor plus its memory: (lists of it; their fronts int64 ``[T]``; ``[T]`` bool, which
-    tensors are finite). Rests, if there are any, become those sums; of what is not finite nothing is selected.
+def list_sides(many: Many, sides: SideSelection, step: int) -> tuple[ListedSides, Tensor, Tensor]:
+    """What ``sides`` selects of each tensor plus its memory in this step: (lists of it; their fronts int64 ``[T]``; ``[T]``
+    bool, which tensors are finite). Rests, if there are any, become those sums; of what is not finite nothing is selected.
     """
     signs = torch.zeros(len(many), 2, dtype=torch.int32, device=many.device)
     finite = measure_many(Look.at_many(many), many, None, signs)
     counts = signs.sum(dim=1, keepdim=True) if sides.joint else signs
-    kept = sides.kept(counts.long()).masked_fill_(~finite[:, None], 0)  # [T, searches]
+    counts = counts.masked_fill(~finite[:, None], 0)
+    kept = sides.kept(counts.long())  # [T, searches]
     numbers, lists = (
         many.once((_Lists, "numbers"), lambda: Many(many.sizes, (), (), many.device)),
         _Lists.of(many, sides),
     )
     numbers.point(many.rests or many.xs)
+    if sides.sample:
+        kept = count_sampled(kept, counts, numbers, many.streams, sides, step)
     lists.numbers.zero_()
     pairs = torch.stack((kept.view(-1), torch.zeros_like(kept.view(-1))), dim=1)
     list_largest(Look.at_many(numbers, kept.shape[1]), numbers, pairs, lists.rooms, lists.places, lists.numbers)

@@ -19,6 +19,7 @@ from grace import wire as wires
 from grace.compute.launching import TILE, Marks
 from grace.kernels.counted.parts import WirePlaces
 from grace.kernels.gap_lists import GapLists
+from grace.kernels.gap_lists.heard import ask_counts, begins_of_all, note_ends, tensors_of_all
 from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
 from grace.kernels.index_lists.codes import most
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
@@ -99,12 +100,11 @@ def sum_gapped(rows: Tensor, many: Many, index: str, places: WirePlaces, weight:
     """As :func:`grace.kernels.sampling.sum_drawn_many`, of ``rows [W, s]`` uint8: ``[T]`` bool."""
     W, T, device = len(rows), len(many), many.device
     where = torch.tensor(places.begins) + wires.HEADER
-    (heads,) = carry_together(((where[:, None] + torch.arange(COUNTS)).view(-1),), device)
-    told = rows.index_select(1, heads).view(torch.int32).view(-1, 2).tolist()  # the question
+    told = ask_counts(rows, places, 2)
     sizes, widths = many.sizes * W, list(chain(*places.widths))
     given = [_counts_of(*each, index) for each in zip(told, sizes, widths, strict=True)]
     parts = _Parts([(k1, k2) for k1, k2, _, _ in given], [dense for _, _, dense, _ in given])
-    begins = where.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
+    begins = begins_of_all(rows, places)
     rooms = torch.tensor(widths) - torch.tensor(parts.before)
     lists = [
         GapLists(tuple(parts.kept[0]), index, tuple(parts.before)),
@@ -120,14 +120,13 @@ def sum_gapped(rows: Tensor, many: Many, index: str, places: WirePlaces, weight:
         (tables.view(2, W, T, 8).transpose(0, 1), rooms, begins, torch.tensor([good for *_, good in given]),
          *map(pair_programs, read), *map(spans_of, read)), device,
     )  # fmt: skip
-    all_of_them, marks = many.once(("wires", W), lambda: Many(sizes, (), (), device)), Marks(rows, W * T)
-    all_of_them.point(list(many.xs) * W)
+    all_of_them, marks = tensors_of_all(many, W), Marks(rows, W * T)
     indices, ends, flat = list[Tensor](), torch.zeros_like(rooms), rows.view(-1)
     for which, of in enumerate(lists):
         table = GapTable(sizes, device, of)
         lines = table.lists.clone()
         lines[:, 7] = begins
-        look = None if which else partial(_note_ends, ends, flat, lines, of.index == "delta")
+        look = None if which else partial(note_ends, ends, flat, lines, of.index == "delta")
         indices.append(read_lists(flat[None], (rooms - ends)[None], all_of_them, table, programs[which], programs[2 + which],
                                 lines, marks.clean, look)[0])  # fmt: skip
         ends = ends.clamp_min(0).minimum(rooms)
@@ -138,20 +137,6 @@ def sum_gapped(rows: Tensor, many: Many, index: str, places: WirePlaces, weight:
         sum_tables(rows[part], many, sent[part].contiguous(), torch.cat(indices)[None], steps, weight, own, False, each=True,
                    add=first > 0, codes=SIGNS, plane=0, pairs=True)  # fmt: skip
     return own.clean & (marks.clean & fine).view(W, T).all(dim=0)
-
-
-def _note_ends(ends: Tensor, flat: Tensor, lines: Tensor, delta: bool, total: Tensor, index: Tensor) -> None:
-    """Sets ``ends [rows]`` int64 to how many bytes codes in ``flat [s]`` uint8 take, where ``lines [rows, 8]`` say they are,
-    and ``total [1, rows]`` and ``index [1, K]`` as :func:`grace.kernels.gap_lists.triton.read_lists` shows them; of an
-    illegal one it may be anything.
-    """
-    k, first = lines[:, 0], lines[:, 1]
-    if delta:
-        ends.copy_((5 * ((k + 127) // 128) + 7) // 8 + total[0])
-    elif index.shape[1]:
-        low = flat.index_select(0, (lines[:, 6] + lines[:, 7]).clamp_(max=len(flat) - 1)).long().clamp_(max=31)
-        upper = index[0].index_select(0, (first + k - 1).clamp_(0, index.shape[1] - 1))
-        ends.copy_(torch.where(k > 0, 1 + (k * low + 7) // 8 + (upper + k + 7) // 8, 0))
 
 
 def _counts_of(counts: Sequence[int], n: int, width: int, index: str) -> tuple[int, int, bool, bool]:

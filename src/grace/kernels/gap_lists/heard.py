@@ -1,0 +1,49 @@
+"""What is common to all that read lists of gaps whose lengths, and places in a wire, follow from what has come.
+
+Letters: T tensors, W workers: wires are numbered worker by worker.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.kernels.counted.parts import WirePlaces
+from grace.kernels.many import Many, carry_together
+
+
+def ask_counts(rows: Tensor, places: WirePlaces, count: int) -> list[list[int]]:
+    """The ``count`` int32 that each of the W T wires in ``rows [W, s]`` uint8 begins with: a question to the host."""
+    where = torch.tensor(places.begins) + wires.HEADER
+    (heads,) = carry_together(((where[:, None] + torch.arange(4 * count)).view(-1),), rows.device)
+    told: list[list[int]] = rows.index_select(1, heads).view(torch.int32).view(-1, count).tolist()
+    return told
+
+
+def begins_of_all(rows: Tensor, places: WirePlaces) -> Tensor:
+    """int64 ``[W T]``, on the host: where the wires begin in ``rows [W, s]``, all in one."""
+    W, T = len(rows), len(places.begins)
+    where = torch.tensor(places.begins) + wires.HEADER
+    return where.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
+
+
+def tensors_of_all(many: Many, workers: int) -> Many:
+    """The tensors of ``many``, once for each worker: one for each wire."""
+    found = many.once(("wires", workers), lambda: Many(many.sizes * workers, (), (), many.device))
+    found.point(list(many.xs) * workers)
+    return found
+
+
+def note_ends(ends: Tensor, flat: Tensor, lines: Tensor, delta: bool, total: Tensor, index: Tensor) -> None:
+    """Sets ``ends [rows]`` int64 to how many bytes codes in ``flat [s]`` uint8 take, where ``lines [rows, 8]`` say they are,
+    and ``total [1, rows]`` and ``index [1, K]`` as :func:`grace.kernels.gap_lists.triton.read_lists` shows them; of an
+    illegal one it may be anything.
+    """
+    k, first = lines[:, 0], lines[:, 1]
+    if delta:
+        ends.copy_((5 * ((k + 127) // 128) + 7) // 8 + total[0])
+    elif index.shape[1]:
+        low = flat.index_select(0, (lines[:, 6] + lines[:, 7]).clamp_(max=len(flat) - 1)).long().clamp_(max=31)
+        upper = index[0].index_select(0, (first + k - 1).clamp_(0, index.shape[1] - 1))
+        ends.copy_(torch.where(k > 0, 1 + (k * low + 7) // 8 + (upper + k + 7) // 8, 0))

@@ -1,0 +1,1 @@
+"""Wires of sketchml as they are read."""

@@ -1,0 +1,56 @@
+"""A bucket of one tensor asks the network for the same, on an accelerator, as one tensor alone does on a CPU: there is nothing
+beside it that would be sent with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from grace.collectives import Collective
+from grace.compute import backends
+from grace.flags.finite import cpu_as_accelerator
+from grace.registry.policy import Policy
+from tests.laws import bucket_runs, test_launches
+from tests.laws.bucket_runs import Run
+from tests.laws.test_launches import shared
+from tests.unit.kernels.triton_checks import interpreter
+
+__all__ = ["interpreter"]
+
+SPECS: dict[str, object] = {
+    **test_launches.FIXED,
+    **test_launches.ONE_BY_ONE,
+    **test_launches.UNEVEN,
+    **test_launches.TOLD,
+}
+GATE = ("sketchedsgd:cols=1,p2=1", "gradiveq:collect=1", "powersgd:rank=1,min_rate=0.1", "none")
+
+
+def ask(spec: str, shape: tuple[int, ...], dtype: torch.dtype, *, there: bool) -> list[list[Any]]:
+    """What two workers ask for in two steps."""
+    with backends.using("triton" if there else "reference"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 2, (shape,), lambda _: there, dtype)
+        for _ in range(2):
+            run.step()
+    return [[one for one, _ in ops] for ops in run.seen]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(5, 7), (13,)], ids=str)
+@pytest.mark.parametrize("spec", shared({**dict.fromkeys(GATE), **SPECS}, GATE))
+def test_one_tensor_asks_for_the_same(spec: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert ask(spec, shape, dtype, there=True) == ask(spec, shape, dtype, there=False)
+
+
+def test_shapes_of_all_reduces_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_shape(op: Collective) -> str:
+        return f"{type(op).__name__}{tuple(op.buf.shape)}"
+
+    monkeypatch.setattr(bucket_runs, "signature", with_shape)
+    with pytest.raises(AssertionError):
+        test_one_tensor_asks_for_the_same(GATE[0], (5, 7), torch.float32)
