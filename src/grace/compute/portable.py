@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["add_product", "cosine_and_sine", "natural_log", "square_root", "sum_by_halves"]
+__all__ = ["add_product", "cosine_and_sine", "hypotenuse", "natural_log", "square_root", "sum_by_halves"]
 
 LOG_2, ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
@@ -59,12 +59,21 @@ def square_root(x: Tensor) -> Tensor:
     high = root * (2.0**27 + 1)
     high = high - (high - root)  # half of its bits
     low, square = root - high, root * root
-    left = (
-        x - square - (((high * high - square) + 2 * high * low) + low * low)
-    )  # exact: Dekker, Numerische Mathematik 1971
+    lost = ((high * high - square) + 2 * high * low) + low * low
+    left = x - square - lost  # exact: Dekker, Numerische Mathematik 1971
     above, below = (root.nextafter(torch.full_like(root, end)) for end in (math.inf, 0.0))
     root = torch.where(left > root * (above - root), above, root)  # Tuckerman's test
     return torch.where(left <= root * (below - root), below, root)
+
+
+def hypotenuse(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """``sqrt(a^2 + b^2)`` of float32 numbers, in ``out``, which may be ``a``, or in a new tensor, all of one shape: squared,
+    added and rooted in float64, where nothing overflows or vanishes. float64 numbers get torch's own.
+    """
+    if a.dtype == torch.float64:
+        return torch.hypot(a, b, out=out)
+    root = square_root(a.double().square_().add_(b.double().square_()))
+    return root.float() if out is None else out.copy_(root)
 
 
 def natural_log(x: Tensor) -> Tensor:

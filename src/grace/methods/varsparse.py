@@ -17,6 +17,7 @@ from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.compute import backends
 from grace.compute.launching import READ
+from grace.compute.portable import hypotenuse
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share
 from grace.contract.loan import narrow, succeed
@@ -24,7 +25,6 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host, on_host
 from grace.kernels.index_lists.codes import IndexCode
-from grace.methods.common.hypotenuse import hypotenuse
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.methods.common.waiting_bucket import WaitingBucket
 from grace.registry import register

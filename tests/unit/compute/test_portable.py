@@ -8,7 +8,9 @@ from fractions import Fraction
 import pytest
 import torch
 
+from grace.compute.portable import hypotenuse
 from grace.kernels import add_product, add_scaled_, cosine_and_sine, natural_log, square_root, sum_by_halves
+from grace.verify.running import same_bits
 
 
 def rand(*shape: int, seed: int) -> torch.Tensor:
@@ -110,3 +112,27 @@ def test_cosines_and_sines():
     torch.testing.assert_close(cosine.square() + sine.square(), torch.ones_like(turns), rtol=0, atol=1e-15)
     exact = cosine_and_sine(torch.tensor([0, 0.25, 0.5, 0.75], dtype=torch.float64))
     assert torch.equal(torch.stack(exact), torch.tensor([[1, 0, -1, 0], [0, 1, 0, -1]]).double())
+
+
+def test_a_hypotenuse_is_the_nearest_number() -> None:
+    made = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 2000, generator=made) * 10.0 ** torch.randint(-40, 38, (2, 2000), generator=made)
+    want = [math.hypot(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert same_bits(hypotenuse(a, b), torch.tensor(want, dtype=torch.float64).float())
+
+
+def test_no_hypotenuse_overflows_or_vanishes() -> None:
+    largest, least = torch.finfo(torch.float32).max, 2.0**-149
+    a = torch.tensor([3.0, largest, least, -0.0, math.inf])
+    assert hypotenuse(a, torch.tensor([-4.0, 0.0, 0.0, 0.0, 1.0])).tolist() == [5.0, largest, least, 0.0, math.inf]
+
+
+def test_a_hypotenuse_may_be_written_over_what_it_is_made_of() -> None:
+    a, b = torch.tensor([3.0, 5.0]), torch.tensor([4.0, 12.0])
+    assert hypotenuse(a, b, a) is a
+    assert a.tolist() == [5.0, 13.0]
+
+
+def test_hypotenuses_of_wide_numbers_are_those_of_torch() -> None:
+    a, b = torch.randn(2, 50, dtype=torch.float64)
+    assert same_bits(hypotenuse(a, b), torch.hypot(a, b))

@@ -16,12 +16,12 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.communicators.counted_many import NoPlan, exchange_chosen
 from grace.communicators.many import Prepared, prepare
+from grace.compute.portable import hypotenuse
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import padded_sizes, take_flat
 from grace.kernels import Many
-from grace.methods.common.hypotenuse import hypotenuse
 
 
 class Waiting(Protocol):
