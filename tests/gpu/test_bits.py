@@ -25,7 +25,7 @@ from tests.gpu.here import DEVICE, few, needs_gpu
 from tests.laws import test_counted, test_many, test_triton
 from tests.laws.bucket_runs import HOST, Run, Shapes
 from tests.laws.cases import CASES
-from tests.laws.test_launches import FIXED, ONE_BY_ONE, TOLD, UNEVEN
+from tests.laws.test_launches import FIXED, TOLD, UNEVEN
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.test_signs import CODECS, everything
 from tests.unit.kernels.test_signs import numbers as signed_numbers
@@ -34,7 +34,6 @@ from tests.unit.kernels.test_triton import CODES
 pytestmark = needs_gpu
 # Whose own parts are torch operations, whose sums have another order there: equal to rounding only, but in buckets of kernels.
 BY_TORCH = (
-    "gradzip",
     "gradiveq",
     "atomo",
     "atomosvd",
@@ -49,7 +48,7 @@ BY_TORCH = (
 PARTLY_BY_TORCH = ("gradiveq", "atomo", "atomosvd", "sidco:dist=gpareto", "sidco:dist=gamma")
 # Of which the code of an inf, of a wire that is marked, so that nobody reads it, is what the processor makes of it.
 WORDS_OF_INF = ("qsgd:norm=l2",)
-BUCKETS = {**FIXED, **ONE_BY_ONE, **UNEVEN, **TOLD}
+BUCKETS = {**FIXED, **UNEVEN, **TOLD}
 KINDS: dict[str, Shapes] = {"small": test_many.SMALL, "some": test_many.SHAPES, "large": test_many.LARGE}
 SIZES = [
     *range(1, 41),

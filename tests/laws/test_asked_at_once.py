@@ -15,7 +15,8 @@ pytest.importorskip("triton", reason="needs the package triton")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
-from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same
+from tests.laws import bucket_runs
+from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
 from tests.laws.test_counted import count_work
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
 
@@ -51,6 +52,21 @@ def check(spec: str, backend: str, *, narrow: bool = False) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_bucket_has_the_bytes_of_single_exchanges(spec: str) -> None:
+    check(f"{spec},memory=none", "reference")
+
+
+def not_finite_twice(rank: int, step: int, shapes: Shapes) -> dict[str, torch.Tensor]:
+    """A matrix that is not finite in two steps, one after the other."""
+    given = gradients(rank, step, shapes)
+    if step in (1, 2) and rank == 1:
+        given["layer1"][0, 0] = torch.nan
+    return given
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_states_stay_as_they_were_where_steps_are_not_finite(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: what a state has left is not what it still needs."""
+    monkeypatch.setattr(bucket_runs, "gradients", not_finite_twice)
     check(f"{spec},memory=none", "reference")
 
 

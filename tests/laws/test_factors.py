@@ -37,10 +37,13 @@ SMALL: Shapes = ((2, 3), (2,), (3, 2), (2, 2))
 MATRICES: Shapes = ((6, 9), (3,), (8, 8), (6, 9), (5,), (17, 9), (4, 3, 5), (2, 1030), (260, 2), (7,))
 AT_NIGHT = (
     "powersgd:memory=residual", "powersgd:memory=none", "powersgd:warm_start=false", "powersgd:start_step=2",
-    "acpsgd:memory=residual", "acpsgd:memory=none",
+    "acpsgd:memory=residual", "acpsgd:memory=none", "gradzip:memory=residual", "gradzip:memory=none",
+    "gradzip:alternate=true,memory=residual", "gradzip:alternate=true,memory=none",
 )  # fmt: skip
 LOW_RANK, ALTERNATING = "powersgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1"
 DRAWN = f"{LOW_RANK},warm_start=false"
+RIDGES = "gradzip:rank=1,min_rate=0.1"
+ONE_RIDGE = f"{RIDGES},alternate=true"
 SLICED = "gradiveq:length=4,dims=1,collect=2,use=3"
 SLICES: Shapes = ((5,), (2,), (3, 3), (6,), (2, 2))  # two of them go on behind their slices, and one has none
 
@@ -80,7 +83,13 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
         (LOW_RANK, 2, torch.float32),
         (DRAWN, 2, torch.float32),
         (ALTERNATING, 3, torch.bfloat16),
+        (RIDGES, 4, torch.float32),
+        (ONE_RIDGE, 3, torch.bfloat16),
         pytest.param(ALTERNATING, 3, torch.float32, marks=night),
+        pytest.param(RIDGES, 4, torch.bfloat16, marks=night),
+        pytest.param(ONE_RIDGE, 5, torch.float32, marks=night),
+        pytest.param(f"{RIDGES},memory=none", 4, torch.float32, marks=night),
+        pytest.param(f"{ONE_RIDGE},memory=none", 5, torch.float32, marks=night),
         pytest.param(LOW_RANK, 2, torch.bfloat16, marks=night),
         (SLICED, 3, torch.float32),
         pytest.param(SLICED, 4, torch.bfloat16, marks=night),
@@ -88,8 +97,8 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, steps: int, dtype: torch.dtype, nan: None) -> None:
-    """Of ``acpsgd`` the third step has matrices of both kinds: one of them has not taken its turn. So it is with ``gradiveq``,
-    of which one tensor still collects.
+    """Of ``acpsgd`` and of ``gradzip`` with ``alternate`` the third step has matrices of both kinds: one of them has not taken
+    its turn. So it is with ``gradiveq``, of which one tensor still collects.
     """
     want = outcome(spec, "reference", False, shapes_of(spec), 2, steps, dtype)
     assert outcome(spec, "triton", True, shapes_of(spec), 2, steps, dtype) == want
@@ -113,7 +122,7 @@ def test_slices_of_all_kinds(memory: str) -> None:
 
 @night
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING])
+@pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING, RIDGES, ONE_RIDGE])
 def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what their means lose is owed."""
     want = outcome.__wrapped__(spec, "reference", False, SMALL, 2, 3, dtype)
@@ -143,7 +152,7 @@ def beyond_float16(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
         (LOW_RANK, "none", torch.float16),
         *(
             pytest.param(method, memory, dtype, marks=night)
-            for method in (LOW_RANK, ALTERNATING)
+            for method in (LOW_RANK, ALTERNATING, RIDGES, ONE_RIDGE)
             for memory in ("none", "momentum")
             for dtype in (torch.bfloat16, torch.float16)
         ),
@@ -174,7 +183,7 @@ def _unnoticed(flags: Tensor, means: Many, many: Many) -> Tensor:
 
 @night
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING, f"{LOW_RANK},start_step=2"])
+@pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING, f"{LOW_RANK},start_step=2", RIDGES, ONE_RIDGE])
 def test_narrow_gradients_of_others_between_them(spec: str, dtype: torch.dtype) -> None:
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(
@@ -213,7 +222,7 @@ def huge(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
 
 @night
 @pytest.mark.parametrize("memory", ["residual", "none"])
-@pytest.mark.parametrize("method", [LOW_RANK, ALTERNATING])
+@pytest.mark.parametrize("method", [LOW_RANK, ALTERNATING, RIDGES, ONE_RIDGE])
 def test_products_that_overflow(method: str, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_runs, "gradients", huge)
     spec = f"{method},memory={memory}"
@@ -250,11 +259,39 @@ def test_while_work_is_captured_tensors_are_not_looked_for() -> None:
 
 @night
 def test_what_asks_the_host_is_refused_while_work_is_captured() -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        run = Run(Policy([("*", ALTERNATING)]), 1, ((2, 3), (2, 2)), lambda _: True)
-        run.step()
-        with pretend_capturing(), pytest.raises(ConfigurationError, match="whether this step was finite"):
+    for spec in (ALTERNATING, RIDGES, ONE_RIDGE):
+        with backends.using("triton"), cpu_as_accelerator():
+            run = Run(Policy([("*", spec)]), 1, ((2, 3), (2, 2)), lambda _: True)
             run.step()
+            with pretend_capturing(), pytest.raises(ConfigurationError, match="whether this step was finite"):
+                run.step()
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3,)])
+@pytest.mark.parametrize("spec", [RIDGES, pytest.param(ONE_RIDGE, marks=night), pytest.param(ALTERNATING, marks=night)])
+def test_a_bucket_of_one(spec: str, shape: tuple[int, ...]) -> None:
+    """It has the bytes that it has alone."""
+    want = outcome(spec, "reference", False, (shape,), 2, 2)
+    assert outcome(spec, "triton", True, (shape,), 2, 2) == want
+
+
+@pytest.mark.parametrize("spec", [RIDGES, pytest.param(ONE_RIDGE, marks=night)])
+def test_steps_that_end_early(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no matrix is finite nothing follows the first factors, and where one is, that alone does."""
+    seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
+
+    def with_some(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+        given = {name: x.clone() for name, x in gradients(rank, 0, shapes).items()}
+        for name in seen.get(step, ()):
+            given[name][0, 1] = torch.inf
+        if step == 3:
+            given["layer0"].zero_()  # of which nothing is learnt
+        return given
+
+    monkeypatch.setattr(bucket_runs, "gradients", with_some)
+    shapes: Shapes = ((2, 3), (2,), (3, 2))
+    want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5)
+    assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5) == want
 
 
 @pytest.mark.parametrize(
@@ -292,6 +329,15 @@ def _of_the_states(rights: Tensor, states: Many, factors: Factors) -> None:
         right.copy_(x[0])
 
 
+def _as_they_are(lefts: Tensor, columns: Many, factors: Factors, *_: Any) -> None:
+    for x, left in zip(columns.xs, factors.cut(lefts, factors.lefts), strict=True):
+        left.copy_(x[0])
+
+
+def _none(flags: Tensor, many: Many) -> Tensor:
+    return torch.zeros_like(flags)
+
+
 def _all(flags: Tensor, many: Many) -> Tensor:
     return torch.ones_like(flags)
 
@@ -311,6 +357,12 @@ split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
         pytest.param("turned_bucket.finite_many", _all, ALTERNATING, marks=night),
         pytest.param("turned_bucket.orthonormalize_many", _nothing, ALTERNATING, marks=night),
         pytest.param("turned_bucket.scatter_rows_many", _nothing, ALTERNATING, marks=night),
+        ("ridge_bucket.draw_many", _nothing, RIDGES),
+        pytest.param("ridge_bucket.unit_columns_many", _as_they_are, RIDGES, marks=night),
+        ("ridge_bucket.solve_ridge_many", _nothing, RIDGES),
+        pytest.param("ridge_bucket.finite_many", _all, RIDGES, marks=night),
+        ("ridge_bucket.nonzero_many", _none, ONE_RIDGE),
+        pytest.param("ridge_bucket.succeed_many", _never_new, ONE_RIDGE, marks=night),
         ("turned_bucket.widen_many", _nothing, SLICED),
         pytest.param("turned_bucket.round_many", _nothing, SLICED, marks=night),
         pytest.param("turned_bucket.poison_many", _nothing, SLICED, marks=night),

@@ -1,8 +1,8 @@
 """Elementary operations with the same bits on every processor, where torch's own differ.
 
-Torch's sums, differences, products, quotients and square roots of two numbers are rounded as IEEE 754 says, on every
-machine. These are not: ``add`` with ``alpha``, ``addcmul`` and ``lerp``, which fuse a product and a sum where the processor
-can; logarithms, sines and powers, which come from one of several libraries; sums of many numbers, whose order depends on
+Torch's sums, differences, products and quotients of two numbers are rounded as IEEE 754 says, on every machine. These are
+not: ``add`` with ``alpha``, ``addcmul`` and ``lerp``, which fuse a product and a sum where the processor can; square roots,
+logarithms, sines and powers, which come from one of several libraries; sums of many numbers, whose order depends on
 vectors and threads; and division by a Python number, which CUDA does as multiplication by its reciprocal.
 """
 
@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["add_product", "cosine_and_sine", "natural_log", "sum_by_halves"]
+__all__ = ["add_product", "cosine_and_sine", "natural_log", "square_root", "sum_by_halves"]
 
 LOG_2, ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
@@ -49,6 +49,22 @@ def add_product(x: Tensor, factor: Tensor, y: Tensor) -> Tensor:
     even = ((lost > 0) | (lost < 0)) & (word & 1 == 0)
     word = torch.where(even, torch.where((lost > 0) == (total > 0), word + 1, word - 1), word)
     return word.view(torch.float64).float()
+
+
+def square_root(x: Tensor) -> Tensor:
+    """The square root of float64 numbers of any shape, rounded to nearest: torch's own, which may be the one beside it, and a
+    look at its square. Exact from 1e-280 on, and for 0.
+    """
+    root = x.sqrt()
+    high = root * (2.0**27 + 1)
+    high = high - (high - root)  # half of its bits
+    low, square = root - high, root * root
+    left = (
+        x - square - (((high * high - square) + 2 * high * low) + low * low)
+    )  # exact: Dekker, Numerische Mathematik 1971
+    above, below = (root.nextafter(torch.full_like(root, end)) for end in (math.inf, 0.0))
+    root = torch.where(left > root * (above - root), above, root)  # Tuckerman's test
+    return torch.where(left <= root * (below - root), below, root)
 
 
 def natural_log(x: Tensor) -> Tensor:

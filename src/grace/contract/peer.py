@@ -102,6 +102,11 @@ class Peers(Sequence[Peer]):
         )
         return cls(like, [peer.name for peer in peers], memories, rests, spares)
 
+    def only(self, at: Sequence[int]) -> Peers:
+        """These of them, to whom no memory is lent."""
+        spares = None if self.spares is None else [self.spares[i] for i in at]
+        return Peers(self.like, [self.names[i] for i in at], spares=spares)
+
     @property
     def keep_rests(self) -> bool:
         """Whether what was not sent is wanted."""

@@ -20,8 +20,9 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import together
 from grace.flags.finite import Flag, and_, ask_host, ask_host_of_all, flag, on_host
-from grace.kernels import all_finite, project_rows, solve_ridge
-from grace.methods.common.matrices import DENSE, LowRank, Projection, bound_rows, unit
+from grace.kernels import all_finite, bound_rows, project_rows, solve_ridge, unit_factor
+from grace.methods.common.matrices import DENSE, LowRank, Projection
+from grace.methods.common.ridge_bucket import Ridge, RidgeBucket, exchange_both, open_ridges
 from grace.methods.common.turned_bucket import exchange_dense
 from grace.registry import register
 
@@ -42,6 +43,16 @@ class GradZipState(NamedTuple):
     p: Tensor | None
     q: Tensor
     turn: int
+
+    def given(self) -> tuple[Tensor, Tensor | None]:
+        """The factor that a step starts from, and the other one."""
+        given, other = (self.p, self.q) if self.turn else (self.q, self.p)
+        assert given is not None
+        return given, other
+
+    def having(self, factor: Tensor, turn: int) -> GradZipState:
+        """The same with another Q ``[l, r]`` if the turn is 1, else with another P ``[m, r]``."""
+        return self._replace(q=factor) if turn else self._replace(p=factor)
 
 
 @register(
@@ -103,15 +114,42 @@ class GradZip(LowRank["GradZipState | None"]):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[GradZipState | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[GradZipState | None]]]:
-        """Tensors of any shapes, with one question to the host: matrices one after the other, and what travels uncompressed
-        together, where kernels take it by few launches.
-        """
+        """Tensors of any shapes, with one question to the host; where kernels take them, by few launches."""
         if not xs or not self.batches(xs[0]):
             return (yield from LowRank.exchange_all(self, xs, states, peers))
-        workspace, held = peers[0].lent.workspace, dict[int, tuple[Tensor, GradZipState, Peer]]()
-        for t, (x, state) in enumerate(zip(xs, states, strict=True)):
-            if state is not None:
-                held[t] = (x, state, peers[t])
+        held = {t: state for t, state in enumerate(states) if state is not None}
+        pairs, turned = [state.given() for state in held.values()], [bool(state.turn) for state in held.values()]
+        lasts = [last for _, last in pairs if last is not None] if self.alternate else []
+        sides = [self._sizes(x) if t in held else None for t, x in enumerate(xs)]
+        ridge, given = Ridge(self.lam, "gradzip", _FRESH), [factor for factor, _ in pairs]
+        bucket = open_ridges(self, ridge, sides, turned, xs, given, lasts, peers) if held else None
+        if bucket is None:
+            return (yield from self._exchange_each(xs, held, peers))
+        if self.alternate:
+            return (yield from self._alternate(bucket, held))
+        qs = {t: state.q for t, state in held.items()}
+        outs, news = yield from exchange_both(self, ridge, bucket, xs, sides, qs, Peers.of(peers))
+        for t, state in held.items():
+            outs[t].state = state.having(news[t], 1) if t in news else state
+        return outs
+
+    def _alternate(
+        self, bucket: RidgeBucket, held: dict[int, GradZipState]
+    ) -> Exchange[list[Exchanged[GradZipState | None]]]:
+        """One factor of each matrix."""
+        yield from bucket.sum_factors()
+        outs: list[Exchanged[Any]] = list(bucket.restore()[0])
+        news = bucket.succeed()
+        fine = ask_host_of_all([outs[t].finite for t in held])
+        for (t, state), new, done in zip(held.items(), news, fine, strict=True):
+            outs[t].state = state.having(new, state.turn)._replace(turn=state.turn ^ done)
+        return outs
+
+    def _exchange_each(
+        self, xs: Sequence[Tensor], held: dict[int, GradZipState], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[GradZipState | None]]]:
+        """Matrices one after the other, and what travels uncompressed together, where kernels take it by few launches."""
+        workspace, each = peers[0].lent.workspace, [(xs[t], state, peers[t]) for t, state in held.items()]
         dense = [t for t in range(len(xs)) if t not in held]
         places = [(t,) for t in held] + [tuple(dense)] * bool(dense)
         plain = Peers.of([peers[t] for t in dense]) if dense else None
@@ -121,11 +159,11 @@ class GradZip(LowRank["GradZipState | None"]):
             return [] if plain is None else [exchange_dense(self, [xs[t] for t in dense], plain)]
 
         # What travels uncompressed does so in the first round, which is the only one with alternate.
-        runs: list[Exchange[Any]] = [self._give(*one) for one in held.values()]
+        runs: list[Exchange[Any]] = [self._give(*one) for one in each]
         runs += [] if self.alternate else give_dense()
         givens = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
         fine = ask_host_of_all([given.finite for given in givens[: len(held)]])
-        runs = [self._fit(*one, *each) for one, *each in zip(held.values(), givens, fine, strict=False)]
+        runs = [self._fit(*one, *given) for one, *given in zip(each, givens, fine, strict=False)]
         runs += give_dense() if self.alternate else []
         fitted = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
         told = (fitted if self.alternate else givens)[len(held) :]
@@ -133,23 +171,22 @@ class GradZip(LowRank["GradZipState | None"]):
         outs.update(zip(held, fitted, strict=False))
         if self.alternate:
             turns = ask_host_of_all([outs[t].finite for t in held])
-            for (t, (x, state, _)), done in zip(held.items(), turns, strict=True):
+            for (x, state, _), t, done in zip(each, held, turns, strict=True):
                 outs[t] = self._turn(x, state, outs[t], done)
         return rests_in_place([outs[t] for t in range(len(xs))], xs)
 
     def _give(self, x: Tensor, state: GradZipState, peer: Peer) -> Exchange[Given]:
         """The factor that this step starts from, or if both are sent the mean of the first."""
         m, l, _ = self._sizes(x)
-        given = state.p if state.turn else state.q
-        assert given is not None
+        given, _ = state.given()
         fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
-        given = (unit(given) + fresh * _FRESH).mT.contiguous()  # [r, m] or [r, l]
+        given = (unit_factor(given) + fresh * _FRESH).mT.contiguous()  # [r, m] or [r, l]
         if self.alternate:
             return Given(given, state.turn, True)
         encode, _ = bound_rows(solve_ridge(given, self.lam))
         matrix = x.reshape(m, l).float().contiguous()
         p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
-        return Given(unit(p).mT.contiguous(), 1, all_finite(p))
+        return Given(unit_factor(p).mT.contiguous(), 1, all_finite(p))
 
     def _fit(
         self, x: Tensor, state: GradZipState, peer: Peer, given: Given, fine: bool
@@ -168,16 +205,15 @@ class GradZip(LowRank["GradZipState | None"]):
         old = state.q if given.turn else state.p
         assert old is not None
         factor = succeed(some, projection.factor, old, peer.lent)
-        after = state._replace(q=factor) if given.turn else state._replace(p=factor)
-        return Exchanged(out.mean, out.rest, after, out.finite)
+        return Exchanged(out.mean, out.rest, state.having(factor, given.turn), out.finite)
 
     def _turn(
         self, x: Tensor, state: GradZipState, out: Exchanged[GradZipState | None], fine: bool
     ) -> Exchanged[GradZipState | None]:
         """The result of an alternating step: which factor the next one sends depends on whether it was ``fine``."""
-        if not fine:
-            return Exchanged.poisoned(x, state)
         assert out.state is not None
+        if not fine:  # the same numbers, where they are now
+            return Exchanged.poisoned(x, out.state)
         return Exchanged(out.mean, out.rest, out.state._replace(turn=1 - state.turn), out.finite)
 
     def facts(self, like: Tensor) -> Facts:

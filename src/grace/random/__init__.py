@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grace.compute import native
 from grace.compute.dispatch import operation
-from grace.compute.portable import cosine_and_sine, natural_log
+from grace.compute.portable import cosine_and_sine, natural_log, square_root
 from grace.flags.capturing import CapturedStep, refuse_capture
 
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
@@ -115,7 +115,7 @@ class Stream:
         """``[n]`` float32 standard normal numbers (Box-Muller on pairs of 32-bit words)."""
         words = self.words(math.ceil(n / 2), device).to(torch.float64)
         unit = words.add_(2.0**31 + 0.5).mul_(2.0**-32)  # [g, 2] in (0, 1)
-        radius = natural_log(unit[:, 0]).mul_(-2).sqrt_()
+        radius = square_root(natural_log(unit[:, 0]).mul_(-2))
         cosine, sine = cosine_and_sine(unit[:, 1])
         return torch.stack((radius * cosine, radius * sine), dim=1).view(-1)[:n].float()
 

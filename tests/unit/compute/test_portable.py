@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from grace.kernels import add_product, add_scaled_, cosine_and_sine, natural_log, sum_by_halves
+from grace.kernels import add_product, add_scaled_, cosine_and_sine, natural_log, square_root, sum_by_halves
 
 
 def rand(*shape: int, seed: int) -> torch.Tensor:
@@ -74,6 +74,18 @@ def test_the_order_of_a_sum():
     a, b, c, d = 1.0, 2.0**53, 1.0, -(2.0**53)
     assert float(sum_by_halves(torch.tensor([a, b, c, d], dtype=torch.float64))) == (a + c) + (b + d) == 2.0
     assert float(sum_by_halves(torch.tensor([[a, c, b, d], [a, b, d, c]], dtype=torch.float64))[0]) == 1.0
+
+
+def test_square_roots():
+    """Also of numbers whose root is next to a half, or a power of two."""
+    random = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    whole = (random * 2**26).round().square()
+    some = torch.cat((random, 1 - random * 1e-13, 1 + random * 1e-13, whole, whole + 1, whole - 1)).clamp_min(0.0)
+    for scale in (1.0, 2.0, 1e-90, 1e80):
+        x = torch.cat((some * scale, torch.tensor([0.0, math.inf, scale], dtype=torch.float64)))
+        expected = torch.tensor([math.sqrt(one) for one in x.tolist()], dtype=torch.float64)
+        assert torch.equal(square_root(x), expected)
+    assert bool(square_root(torch.tensor([-1.0, math.nan], dtype=torch.float64)).isnan().all())
 
 
 def test_logarithms():

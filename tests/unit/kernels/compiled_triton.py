@@ -123,7 +123,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._weigh": ({"weights": "*fp32"}, [{"ONCE": once, "EVEN": 1, "TILE": 1024} for once in (1, 0)]),
     "kernels.staging._scale": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._look": ({}, [{"LEAST": least, "EVEN": 1, "TILE": 1024} for least in (1, 0x7F800000)]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": rest, "EVEN": 1, "TILE": 1024} for rest in (1, 0)]),
     "kernels.staging._round": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._widen": ({"rounded": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
@@ -188,6 +188,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.low_rank.bases.unit_rows_kernel": ({"work": "*fp64"}, [{"TINY": 2.0**-126, "EVEN": 1, "LOG": 10}]),
     "kernels.low_rank.bases.fit_kernel": ({}, [{"HALF": 1.7e38, "POISON": poison, "LOG": 10} for poison in (1, 0)]),
     "kernels.low_rank.bases.succeed_kernel": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.low_rank.ridge.solve_kernel": ({"x": "*fp64", "gram": "*fp64", "work": "*fp64", "narrow": "*fp32"}, [
+        {**how, "LAM": 1e-3, "LOG": 10}
+        for how in ({"m": None, "r": None, "BOUND": 1, "MANY": 1}, {"sides": None, "narrow": None, "BOUND": 0, "MANY": 0})
+    ]),
+    "kernels.low_rank.ridge.unit_columns_kernel": ({"drawn": "*i64"}, [
+        {"SHARE": 1e-4, "FRESH": 1, "TINY": 2.0**-126, "EVEN": 1, "LOG": 10},
+        {"drawn": None, "SHARE": 0.0, "FRESH": 0, "TINY": 2.0**-126, "EVEN": 1, "LOG": 10},
+    ]),
     "kernels.low_rank.add_kernel": ({}, [
         {**how, **out, "ROWS": 16, "COLUMNS": 64} for how, out in ((FACTORS, {"out": None}), (FACTOR, {}))
     ]),

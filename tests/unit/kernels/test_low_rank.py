@@ -124,6 +124,14 @@ def test_solve_ridge_is_its_formula(r: int, m: int) -> None:
     torch.testing.assert_close(solved, expected, rtol=1e-8, atol=1e-10)
 
 
+def test_solve_ridge_of_many_sizes() -> None:
+    """Of some torch's own square roots on the CPU are those beside the nearest."""
+    for r in (1, 2, 4):
+        for m in range(r, 181):
+            p = rand(r, m, seed=m)
+            assert_one_result(lambda p=p: (solve_ridge(p, 1e-3),))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("p", [torch.zeros(2, 5), torch.ones(2, 5), torch.eye(5)[[1, 1]] * 1e-30])
 def test_solve_ridge_of_what_has_no_inverse(p: Tensor) -> None:
     (solved,) = assert_one_result(lambda: (solve_ridge(p, 1e-9),))

@@ -25,8 +25,10 @@ from grace.kernels.factors import (
     project_columns_many,
     project_rows_many,
     scatter_rows_many,
+    solve_ridge_many,
     split_low_rank_many,
     succeed_many,
+    unit_columns_many,
     unit_rows_many,
 )
 from grace.kernels.many import Many
@@ -42,7 +44,8 @@ CPU = torch.device("cpu")
 SMALL = ((1, 1, 1), (2, 3, 1), (9, 17, 2))
 FEW = {
     "rows": ((2, 3, 1), (1, 1030, 1)), "columns": ((2, 3, 1), (258, 1, 1)), "bases": ((1, 1, 1), (1030, 3, 2), (5, 2, 2)),
-    "units": ((1, 1, 1), (2, 300, 3), (1, 1030, 1)),
+    "units": ((1, 1, 1), (2, 300, 3), (1, 1030, 1)), "ridges": ((1, 1, 1), (4, 9, 2), (1030, 5, 2), (7, 7, 5)),
+    "unit_columns": ((1, 1, 1), (2, 3, 1), (1030, 3, 2)),
 }  # fmt: skip
 MANY = (
     *SMALL, (2, 1030, 1), (258, 1, 1), (3, 70, 2), (7, 64, 5), (300, 129, 3), (17, 2100, 4), (5, 5, 5), (1030, 3, 3),
@@ -107,6 +110,27 @@ def units(sides: Any) -> list[Tensor]:
     return [given.rights]
 
 
+def ridges(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    narrow, (m, _, r) = offset(rand(len(given.lefts), seed=9), 1), sides[1]
+    given.lefts[given.factors.lefts[1] :][: r * m] = 0.0
+    solve_ridge_many(given.lefts, narrow, given.factors, 1e-3)
+    return [given.lefts, narrow]
+
+
+def unit_columns(sides: Any) -> list[Tensor]:
+    given, out = Given(sides), list[Tensor]()
+    sizes = [m * r for m, _, r in sides]
+    columns, drawn = Many(sizes, (), (), CPU), Many(sizes, (), (), CPU)
+    columns.point(tensors(columns.sizes, 7))
+    drawn.point(tensors(drawn.sizes, 8))
+    columns.xs[1].zero_()
+    for fresh in (drawn, None):
+        unit_columns_many(given.lefts, columns, given.factors, fresh, 1e-4)
+        out.append(given.lefts.clone())
+    return out
+
+
 def split(sides: Any) -> list[Tensor]:
     given, out = Given(sides), list[Tensor]()
     for own in (given.lefts.new_ones(given.factors.rights[-1]), None):
@@ -159,7 +183,9 @@ def draw(sides: Any) -> list[Tensor]:
     return out
 
 
-OPERATIONS = {f.__name__: f for f in (draw, rows, columns, bases, units, split, fit, succeed, add, turn)}
+OPERATIONS = {
+    f.__name__: f for f in (draw, rows, columns, bases, units, unit_columns, ridges, split, fit, succeed, add, turn)
+}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -176,8 +202,9 @@ def test_many_normal_numbers() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_those_of_a_bucket_of_more(name: str) -> None:
     agree(lambda: OPERATIONS[name](tuple(of for of in MANY if of[2] <= of[0])), name)
-    if name == "bases":
-        agree(lambda: bases(tuple((m, 1, r) for m, r in ((1024, 2), (1025, 1), (2048, 3), (4097, 2), (40, 33)))), name)
+    if name in ("bases", "ridges", "unit_columns"):
+        more = tuple((m, 1, r) for m, r in ((1024, 2), (1025, 1), (2048, 3), (4097, 2), (40, 33)))
+        agree(lambda: OPERATIONS[name](more), name)
 
 
 # ---- one matrix -----------------------------------------------------------------------------------------------------
@@ -223,6 +250,31 @@ def test_bases_of_every_size(r: int) -> None:
         agree(lambda m=m: [kernels.orthonormalize(rand(r, m, seed=m))], (r, m))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    "p",
+    [rand(2, 9, seed=1) * 1e37, rand(2, 9, seed=1) * 1e-37, torch.zeros(2, 9), torch.ones(3, 20), torch.eye(20)[[4, 4, 7]],
+     -torch.zeros(2, 8), rand(5, 5, seed=2), rand(7, 3, seed=3), rand(1, 1, seed=4), torch.ones(2, 0)],
+)  # fmt: skip
+def test_one_ridge(p: Tensor) -> None:
+    for lam in (1e-9, 1e-3, 1e3):
+        agree(lambda lam=lam: [kernels.solve_ridge(p, lam)], (p.shape, lam))  # type: ignore[misc]
+
+
+@night
+@pytest.mark.parametrize("r", [1, 2, 4])
+def test_ridges_of_every_size(r: int) -> None:
+    for m in (*range(r, 301, 7), 1023, 1024, 1025, 2047, 2049, 4100):
+        agree(lambda m=m: [kernels.solve_ridge(rand(r, m, seed=m), 1e-3)], (r, m))  # type: ignore[misc]
+
+
+def test_more_equations_than_a_program_takes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of 4 numbers: what is longer goes through it in turn."""
+    monkeypatch.setattr("grace.kernels.low_rank.ridge.triton.LOG", 2)
+    for r, m in ((1, 5), (3, 3), (4, 4), (5, 9), (9, 17)):
+        agree(lambda r=r, m=m: [kernels.solve_ridge(rand(r, m, seed=m), 1e-3)], (r, m))  # type: ignore[misc]
+        agree(lambda r=r, m=m: ridges(((1, 2, 1), (2, 2, 2), (m, 3, r))), (r, m))  # type: ignore[misc]
+
+
 def test_what_cannot_be_orthonormal_is_an_error() -> None:
     with backends.using("triton"), pytest.raises(InputError, match="7 rows of 4 numbers cannot be orthonormal"):
         kernels.orthonormalize(rand(7, 4, seed=1))
@@ -252,6 +304,33 @@ def _neighbors(total, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit
 def _as_they_are(a, j, r, m, tau, work, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
     pass
+
+
+@triton.jit
+def _not_decomposed(gram, r, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    pass
+
+
+@triton.jit
+def _forth_alone(p, gram, x, m, r, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, 1 << LOG)
+    for k in range(r):
+        own = tl.load(p + k * m + i, i < m, 0.0).to(tl.float64)
+        for j in range(k):
+            own -= tl.load(gram + k * r + j) * tl.load(x + j * m + i, i < m, 0.0)
+        tl.store(x + k * m + i, own / tl.load(gram + k * (r + 1)), i < m)
+
+
+@triton.jit
+def _unbounded(p, narrow, x, work, m, r, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    for first in range(0, r * m, 1 << LOG):
+        i = first + tl.arange(0, 1 << LOG)
+        tl.store(narrow + i, tl.load(x + i, i < r * m, 0.0).to(tl.float32), i < r * m)
+
+
+@triton.jit
+def _least(x, n, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.zeros((1,), tl.float32)
 
 
 @triton.jit
@@ -307,6 +386,11 @@ MUTANTS: list[tuple[str, Any, Any, Any]] = [
     ("kernels.low_rank.bases.triton.fold", _neighbors, bases, FEW["bases"]),
     ("kernels.low_rank.bases.triton._reflect", _as_they_are, bases, SMALL),
     ("kernels.low_rank.bases.triton.dot_by_halves", _in_single_precision, units, FEW["units"]),
+    ("kernels.low_rank.ridge.triton.dot_by_halves", _in_single_precision, ridges, SMALL),
+    ("kernels.low_rank.ridge.triton._decompose", _not_decomposed, ridges, SMALL),
+    ("kernels.low_rank.ridge.triton._substitute", _forth_alone, ridges, SMALL),
+    ("kernels.low_rank.ridge.triton._bound", _unbounded, ridges, SMALL),
+    ("kernels.low_rank.ridge.triton.largest_of", _least, unit_columns, SMALL),
     ("kernels.low_rank.bases.triton.mark_if", _never, fit, SMALL[:2]),
     ("kernels.factors.triton.succeed_kernel", _always, succeed, SMALL),
     ("kernels.low_rank.triton.begin_of", _of_the_first, add, SMALL[:2]),

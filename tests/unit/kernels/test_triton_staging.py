@@ -18,6 +18,7 @@ from grace.kernels.staging import (
     fetch_many,
     finite_many,
     narrow_many,
+    nonzero_many,
     pad_many,
     round_many,
     scale_many,
@@ -108,6 +109,18 @@ def test_tensors_are_scaled(dtype: torch.dtype) -> None:
     with backends.using("triton"):
         scale_many(torch.tensor([factor], dtype=torch.float64), many)
     assert torch.equal(x, want)
+
+
+def test_which_have_numbers_that_are_not_zero() -> None:
+    """In any place, however small; -0 is a zero."""
+    sizes = (1, 1025, 7, 1024, 2, 3, 5)
+    many, xs = Many(sizes, (), (), CPU), [torch.zeros(1, n) for n in sizes]
+    xs[1][0, 1024], xs[2][:], xs[3][0, 0], xs[4][0, 1], xs[5][0, 0] = 1e-45, -0.0, torch.nan, -torch.inf, 1.0
+    many.point(xs)
+    flags = torch.arange(len(sizes)) != 5
+    agree(lambda: [nonzero_many(flags, many)], sizes)
+    with backends.using("triton"):
+        assert nonzero_many(flags, many).tolist() == [False, True, False, True, True, False, False]
 
 
 def sixteen(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
@@ -247,6 +260,8 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("add_product", _product_rounded_first, lambda: test_weighed_sums(torch.float32)),
     ("add_product", _rounded_twice, test_a_weighed_sum_is_rounded_once),
     ("_bfloat16_word", _not_rounded, lambda: test_weighed_sums(torch.bfloat16)),
+    ("mark_if", _never, test_which_have_numbers_that_are_not_zero),
+    ("magnitude", _rounded_down, test_which_have_numbers_that_are_not_zero),
     ("mark_if", _never, lambda: test_a_mean_that_is_too_large_is_noticed(torch.float16, 66e3)),
 ]
 

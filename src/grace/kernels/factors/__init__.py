@@ -20,7 +20,8 @@ from grace.kernels.many import Many, pair_programs
 
 __all__ = [
     "Factors", "add_low_rank_many", "draw_many", "fit_many", "gather_rows_many", "orthonormalize_many", "project_columns_many",
-    "project_rows_many", "scatter_rows_many", "split_low_rank_many", "succeed_many", "unit_rows_many",
+    "project_rows_many", "scatter_rows_many", "solve_ridge_many", "split_low_rank_many", "succeed_many", "unit_columns_many",
+    "unit_rows_many",
 ]  # fmt: skip
 
 
@@ -79,6 +80,20 @@ def draw_many(storage: Tensor, drawn: Many, step: int) -> None:
 @operation
 def unit_rows_many(rights: Tensor, states: Many, factors: Factors) -> None:
     """Sets the rights to what :func:`grace.kernels.unit_rows` makes of the states."""
+
+
+@operation
+def unit_columns_many(lefts: Tensor, columns: Many, factors: Factors, drawn: Many | None, share: float) -> None:
+    """Sets the lefts to ``columns``, one ``[m, r]`` of each, turned, as :func:`grace.kernels.unit_factor` scales them; plus
+    ``share`` of what is ``drawn`` for it, if anything is.
+    """
+
+
+@operation
+def solve_ridge_many(lefts: Tensor, narrow: Tensor, factors: Factors, lam: float) -> None:
+    """Sets ``narrow``, float32 that lies as the lefts do, to :func:`grace.kernels.bound_rows` of what
+    :func:`grace.kernels.solve_ridge` makes of each left factor, which is multiplied by what that was divided by.
+    """
 
 
 @operation

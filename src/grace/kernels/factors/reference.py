@@ -24,6 +24,21 @@ def unit_rows_many(rights: Tensor, states: Many, factors: Factors) -> None:
         right.copy_(low_rank.unit_rows(state.view(l, r).mT.contiguous()))
 
 
+def unit_columns_many(lefts: Tensor, columns: Many, factors: Factors, drawn: Many | None, share: float) -> None:
+    for t, (left, x) in enumerate(zip(_lefts(lefts, factors), columns.xs, strict=True)):
+        rows = low_rank.unit_factor(x.view(left.shape[1], -1))
+        if drawn is not None:
+            rows = rows + drawn.xs[t].view(rows.shape) * share
+        left.copy_(rows.mT)
+
+
+def solve_ridge_many(lefts: Tensor, narrow: Tensor, factors: Factors, lam: float) -> None:
+    for left, out in zip(_lefts(lefts, factors), _lefts(narrow, factors), strict=True):
+        bounded, scale = low_rank.bound_rows(low_rank.solve_ridge(left, lam))
+        out.copy_(bounded)
+        left.mul_(scale)
+
+
 def project_rows_many(message: Tensor, matrices: Many, factors: Factors, rights: Tensor) -> None:
     for left, matrix, right in zip(
         _places(message, factors), _matrices(matrices, factors), _rights(rights, factors), strict=True

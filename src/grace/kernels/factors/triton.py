@@ -22,6 +22,7 @@ from grace.kernels.low_rank.bases.triton import (
     unit_rows_kernel,
 )
 from grace.kernels.low_rank.parts import PIECE, SPAN
+from grace.kernels.low_rank.ridge.triton import solve_into, unit_columns_into
 from grace.kernels.low_rank.triton import (
     COLUMNS,
     DOWN,
@@ -71,6 +72,17 @@ def unit_rows_many(rights: Tensor, states: Many, factors: Factors) -> None:
     work = torch.empty(len(rights), dtype=torch.float64, device=rights.device)
     launch(unit_rows_kernel, (len(programs),), states.table, factors.table, programs, rights, work, TINY=TINY,
            EVEN=states.even, LOG=LOG)  # fmt: skip
+
+
+def unit_columns_many(lefts: Tensor, columns: Many, factors: Factors, drawn: Many | None, share: float) -> None:
+    even = columns.even and (drawn is None or drawn.even)
+    table = None if drawn is None else drawn.table
+    unit_columns_into(lefts, len(factors.sides), columns.table, factors.table, table, share, even)
+
+
+def solve_ridge_many(lefts: Tensor, narrow: Tensor, factors: Factors, lam: float) -> None:
+    x = torch.empty_like(lefts, dtype=torch.float64)
+    solve_into(x, lefts, lam, [r for _, _, r in factors.sides], narrow, factors.table)
 
 
 def project_rows_many(message: Tensor, matrices: Many, factors: Factors, rights: Tensor) -> None:

@@ -16,8 +16,8 @@ from grace.compute.dispatch import operation
 from grace.flags.finite import Flag
 
 __all__ = [
-    "add_low_rank_", "orthonormalize", "product_fits", "project_columns", "project_rows", "solve_ridge", "split_low_rank",
-    "unit_rows",
+    "add_low_rank_", "bound_rows", "orthonormalize", "product_fits", "project_columns", "project_rows", "solve_ridge",
+    "split_low_rank", "unit_factor", "unit_rows",
 ]  # fmt: skip
 
 
@@ -85,6 +85,20 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
 
     Raises:
         InputError: as :func:`project_rows`.
+    """
+
+
+@operation
+def bound_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
+    what it was divided by, float64 of no dimension. Nobody asks the host.
+    """
+
+
+@operation
+def unit_factor(factor: Tensor) -> Tensor:
+    """A factor, of any shape, scaled so that its largest number is 1; the product of both does not depend on it. Zero
+    stays zero.
     """
 
 

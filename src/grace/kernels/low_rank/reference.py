@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from grace.compute.portable import sum_by_halves
+from grace.compute.portable import square_root, sum_by_halves
 from grace.errors import InputError
 from grace.flags.finite import Flag, flag
 from grace.kernels.low_rank.parts import PIECE, SPAN
@@ -87,7 +87,7 @@ def orthonormalize(p: Tensor) -> Tensor:
         head = a[j, j].clone()
         a[j, : j + 1] = 0
         tail = sum_by_halves(a[j] * a[j])
-        norm = (head * head + tail).sqrt()
+        norm = square_root(head * head + tail)
         end = torch.where(head < 0, norm, -norm)
         some = tail > 0
         taus.append(torch.where(some, (end - head) / end, 0.0))
@@ -126,7 +126,7 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     size = sum_by_halves(gram.diagonal()) / gram.new_full((), r)  # CUDA multiplies by a number's reciprocal
     gram.diagonal().add_(torch.where(size > 0, lam * size, 1.0))
     for k in range(r):  # Cholesky: the lower triangle, in place
-        gram[k:, k] /= gram[k, k].sqrt()
+        gram[k:, k] /= square_root(gram[k, k])
         gram[k + 1 :, k + 1 :] -= gram[k + 1 :, k, None] * gram[None, k + 1 :, k]
     for k in range(r):
         x[k] /= gram[k, k]
@@ -137,10 +137,20 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     return x
 
 
+def bound_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
+    scale = square_root(sum_by_halves(factor.square()).max()) * math.sqrt(factor.shape[1])
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (factor * scale.reciprocal()).float(), scale
+
+
+def unit_factor(factor: Tensor) -> Tensor:
+    return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
+
+
 def unit_rows(q: Tensor) -> Tensor:
     largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
     unit = q / largest
-    norm = sum_by_halves(unit.double().square()).sqrt().float()[:, None]  # at least 1, or 0
+    norm = square_root(sum_by_halves(unit.double().square())).float()[:, None]  # at least 1, or 0
     return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[1]))
 
 

@@ -16,6 +16,7 @@ from grace.kernels.blocks import block_count
 from grace.kernels.low_rank.bases.triton import orthonormalize_into
 from grace.kernels.low_rank.parts import PIECE, SPAN
 from grace.kernels.low_rank.reference import check_rows as check_factor
+from grace.kernels.low_rank.ridge.triton import solve_into
 from grace.kernels.many.triton import tensor_of, tile_of
 
 ROWS, COLUMNS = 16, 64  # of a program that makes a product of factors
@@ -267,4 +268,12 @@ def orthonormalize(p: Tensor) -> Tensor:
     out = torch.empty_like(p)
     if p.numel():
         orthonormalize_into(out, p, 1, None, m, r)
+    return out
+
+
+def solve_ridge(p: Tensor, lam: float) -> Tensor:
+    check_rows(p=p)
+    out = torch.empty_like(p, dtype=torch.float64)
+    if p.numel():
+        solve_into(out, p, lam, [len(p)])
     return out

@@ -16,6 +16,7 @@ __all__ = [
     "fetch_many",
     "finite_many",
     "narrow_many",
+    "nonzero_many",
     "pad_many",
     "round_many",
     "scale_many",
@@ -65,6 +66,11 @@ def clear_many(flags: Tensor, many: Many) -> None:
 @operation
 def finite_many(flags: Tensor, many: Many) -> Tensor:
     """``[T]`` bool: which xs, float32, are finite, of those whose flag, of ``[T]`` bool, is set."""
+
+
+@operation
+def nonzero_many(flags: Tensor, many: Many) -> Tensor:
+    """``[T]`` bool: which xs, float32, have a number that is not 0, of those whose flag, of ``[T]`` bool, is set."""
 
 
 @operation

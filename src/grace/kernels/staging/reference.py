@@ -54,6 +54,10 @@ def finite_many(flags: Tensor, many: Many) -> Tensor:
     return flags & torch.stack([x.isfinite().all() for x in many.xs])
 
 
+def nonzero_many(flags: Tensor, many: Many) -> Tensor:
+    return flags & torch.stack([x.any() for x in many.xs])
+
+
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
     finite = []
     for t, (x, room) in enumerate(zip(many.xs, rooms.xs, strict=True)):

@@ -76,11 +76,12 @@ def _clear(table, programs, like, flags, b, EVEN: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def _look(table, programs, marks, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _look(table, programs, marks, LEAST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """A mark for each tensor that has a magnitude whose word is LEAST or more."""
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
     i = tile * TILE + tl.arange(0, TILE)
-    mark_if(marks + task, magnitude(tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0)) >= 0x7F800000)
+    mark_if(marks + task, magnitude(tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0)) >= LEAST)
 
 
 @triton.jit
@@ -187,9 +188,18 @@ def clear_many(flags: Tensor, many: Many) -> None:
 
 
 def finite_many(flags: Tensor, many: Many) -> Tensor:
+    return flags & _all_below(many, 0x7F800000)
+
+
+def nonzero_many(flags: Tensor, many: Many) -> Tensor:
+    return flags & ~_all_below(many, 1)
+
+
+def _all_below(many: Many, least: int) -> Tensor:
+    """``[T]`` bool: of which tensors no magnitude's word reaches this."""
     tiles, marks = many.tiles(TILE), many.marks()
-    launch(_look, (tiles.shape[0],), many.table, tiles, marks.clean, EVEN=many.even, TILE=TILE)
-    return flags & many.all_of(marks.clean)
+    launch(_look, (tiles.shape[0],), many.table, tiles, marks.clean, LEAST=least, EVEN=many.even, TILE=TILE)
+    return many.all_of(marks.clean)
 
 
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grace.compute.portable import square_root
 from grace.kernels.blocks import block_sizes, clip_block, split_blocks
 from grace.kernels.many import Many
 
@@ -25,7 +26,7 @@ def block_abs_mean(rows: Tensor, block: int) -> Tensor:
 
 def block_norm(rows: Tensor, block: int) -> Tensor:
     squares = ordered_sum(rows.double().square_(), block)
-    return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
+    return square_root(squares).clamp_max_(torch.finfo(torch.float32).max).float()
 
 
 def block_sum(rows: Tensor, block: int) -> Tensor:

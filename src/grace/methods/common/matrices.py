@@ -29,7 +29,6 @@ from grace.kernels import (
     product_fits,
     project_columns,
     project_rows,
-    sum_by_halves,
 )
 from grace.methods.none import Identity
 from grace.random import Stream
@@ -50,22 +49,6 @@ def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
     if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
         return False
     return all(map(is_plain, (*xs, *(peers.spares or ()))))
-
-
-def unit(factor: Tensor) -> Tensor:
-    """A factor, of any shape, scaled so that its largest number is 1; the product of both does not depend on it. Zero
-    stays zero.
-    """
-    return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
-
-
-def bound_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
-    what it was divided by, float64 of no dimension. Nobody asks the host.
-    """
-    scale = sum_by_halves(factor.square()).max().sqrt() * math.sqrt(factor.shape[1])
-    scale = torch.where(scale > 0, scale, 1.0)
-    return (factor * scale.reciprocal()).float(), scale
 
 
 class LowRank(Method[S]):

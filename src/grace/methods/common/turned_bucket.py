@@ -8,7 +8,7 @@ are turned; those of a kind go together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from grace.kernels.staging import finite_many, round_many, widen_many
 from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
 from grace.methods.common.matrices import DENSE, Sides, is_plain
 from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
+from grace.random import Stream
 
 
 class Tails:
@@ -71,10 +72,13 @@ class Kind:
 
     Args:
         at: which of all tensors they are. sides: m, l and r of each. sizes: numbers of each tensor, which may go on behind the
-            matrix. turned: whether their factors have l rows. narrow: whether they are narrower than float32.
+            matrix. turned: whether their factors have l rows. narrow: whether they are narrower than float32. streams: of
+            what is drawn for their bases; may be empty.
 
     factors: of the matrices. spans: the same with s and the factor's side in the place of m and l: bases are its lefts.
     tails: None if no tensor goes on. whole_xs, whole_means, whole_said: of the tensors with their tails.
+    drawn: what is drawn for each basis, ``[s, r]``; None if nothing is. successors: of states like the factors; unused where
+        they are not kept here.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Kind:
         *,
         turned: bool,
         narrow: bool,
+        streams: Sequence[Stream] = (),
     ):
         self.at, self.turned = list(at), turned
         self.factors = Factors(sides, begins([r * m for m, _, r in sides])[:-1], device)
@@ -94,7 +99,7 @@ class Kind:
         numbers = [m * l for m, l, _ in sides]
         self.matrices, self.means = (Many(numbers, (), (), device) for _ in range(2))
         said = [side * r for _, side, r in spans]
-        self.said = Many(said, (), (), device)
+        self.said, self.successors = (Many(said, (), (), device) for _ in range(2))
         self.tails = Tails(numbers, said, sizes, device) if list(sizes) != numbers else None
         self.whole_xs, self.whole_means, self.whole_said = self.matrices, self.means, self.said
         if self.tails is not None:
@@ -102,6 +107,7 @@ class Kind:
             self.whole_xs, self.whole_means = (Many(sizes, (), (), device) for _ in range(2))
             self.whole_said = Many(sent, (), (), device)
         self.olds = Many([s * r for s, _, r in spans], (), (), device)
+        self.drawn = Many(self.olds.sizes, (), streams, device) if streams else None
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
         self.narrow = NarrowMatrices(sizes, device) if narrow else None
         counts = torch.tensor([s * r for s, _, r in spans])
@@ -140,6 +146,8 @@ class TurnedPlan:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. turned: of each matrix, whether its
             factor is the one that has l rows. device: of all of them. narrow: whether they are narrower than float32, and all
             are matrices. orthonormal: whether bases are not only spanned by what is given for them, but are that itself.
+            streams: of each matrix, what is drawn for its basis; may be empty. of: which of the exchange's tensors these are;
+            by default all.
     """
 
     def __init__(
@@ -150,7 +158,9 @@ class TurnedPlan:
         device: torch.device,
         *,
         narrow: bool,
-        orthonormal: bool,
+        orthonormal: bool = False,
+        streams: Sequence[Stream] = (),
+        of: Sequence[int] | None = None,
     ):
         self.orthonormal = orthonormal
         ways = iter(turned)
@@ -158,7 +168,7 @@ class TurnedPlan:
             size if of is None else of[2] * of[next(ways)] + size - of[0] * of[1]
             for of, size in zip(sides, sizes, strict=True)
         ]
-        self.places, self.parts = begins(sent), Parts(tuple(range(len(sides))), tuple(sent))
+        self.places, self.parts = begins(sent), Parts(tuple(range(len(sides)) if of is None else of), tuple(sent))
         self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
         self.at = [i for i, of in enumerate(sides) if of is not None]
         self.kinds = []
@@ -166,8 +176,11 @@ class TurnedPlan:
             at = [i for i, way in zip(self.at, turned, strict=True) if way is turn]
             if at:
                 shapes = [of for i, of in enumerate(sides) if of is not None and i in set(at)]
-                numbers = [sizes[i] for i in at]
-                self.kinds.append(Kind(at, shapes, numbers, device, turned=turn, narrow=narrow))
+                numbers, drawn = (
+                    [sizes[i] for i in at],
+                    [s for i, s in zip(self.at, streams, strict=False) if i in set(at)],
+                )
+                self.kinds.append(Kind(at, shapes, numbers, device, turned=turn, narrow=narrow, streams=drawn))
 
 
 class TurnedBucket:
@@ -213,20 +226,9 @@ class TurnedBucket:
 
     def sum_factors(self) -> Exchange[None]:
         """The mean of each matrix's factor under the basis that its other factor spans."""
-        plan, message = self._plan, self._message
+        message = self._message
         for kind, wide, narrow, factors in self._kinds():
-            if kind.narrow is not None:
-                kind.narrow.widen()
-            gather_rows_many(wide, kind.olds, kind.spans, right=False)
-            if not plan.orthonormal:
-                orthonormalize_many(wide, wide, kind.spans)
-            torch.mul(wide, kind.down, out=narrow)
-            wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
-            if kind.turned:
-                project_columns_many(factors, kind.matrices, kind.factors, narrow)
-            else:
-                project_rows_many(factors, kind.matrices, kind.factors, narrow)
-            scatter_rows_many(factors, kind.said, kind.spans, right=True)
+            self._project(kind, wide, narrow, factors)
             if self._keep:
                 left, right = kind.pair(factors, wide)
                 add_low_rank_many(left, kind.matrices, kind.factors, right, -1.0)
@@ -234,6 +236,34 @@ class TurnedBucket:
             if kind.tails is not None:
                 kind.tails.put(message, keep=self._keep)
             poison_many(finite, kind.whole_said)
+        yield from self._sum()
+
+    def _project(self, kind: Kind, wide: Tensor, narrow: Tensor, factors: Tensor) -> None:
+        """Puts each matrix's factor, ``factors [s]``, into the message."""
+        self._widen(kind)
+        self._make_bases(kind, wide, narrow)
+        if kind.turned:
+            project_columns_many(factors, kind.matrices, kind.factors, narrow)
+        else:
+            project_rows_many(factors, kind.matrices, kind.factors, narrow)
+        scatter_rows_many(factors, kind.said, kind.spans, right=True)
+
+    def _widen(self, kind: Kind) -> None:
+        """Puts what is narrower than float32 into its rooms."""
+        if kind.narrow is not None:
+            kind.narrow.widen()
+
+    def _make_bases(self, kind: Kind, wide: Tensor, narrow: Tensor) -> None:
+        """Sets ``narrow [s]`` to what matrices are multiplied with, and ``wide [s]`` to what restores them from factors."""
+        gather_rows_many(wide, kind.olds, kind.spans, right=False)
+        if not self._plan.orthonormal:
+            orthonormalize_many(wide, wide, kind.spans)
+        torch.mul(wide, kind.down, out=narrow)
+        wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
+
+    def _sum(self) -> Exchange[None]:
+        """The mean of the message, which has the factors; what travels as it is is put into it here."""
+        plan, message = self._plan, self._message
         plan.dense.put(message, keep=self._keep)
         put_answer((yield AllReduce(message, "mean", donate=True, parts=plan.parts)), message)
 
@@ -243,7 +273,7 @@ class TurnedBucket:
         """
         plan, xs = self._plan, self._xs
         results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep, checked=checked)
-        answers: dict[int, Tensor] = {}
+        self._finite: list[Tensor] = []  # of each kind
         for kind, wide, _, factors in self._kinds():
             finite = finite_many(kind.all, kind.whole_said)
             gather_rows_many(factors, kind.said, kind.spans, right=True)
@@ -256,11 +286,16 @@ class TurnedBucket:
                 poison_many(finite, kind.whole_means)
             else:
                 finite = kind.narrow.narrow(finite, kind.whole_means)
+            self._finite.append(finite)
             means = self._means if kind.narrow is None else self._given
-            for i, (_, side, r), flag in zip(kind.at, kind.spans.sides, finite.unbind(0), strict=True):
+            for i, flag in zip(kind.at, finite.unbind(0), strict=True):
                 results[i] = Exchanged(means[i], xs[i] if self._keep else None, None, flag)
-                answers[i] = self._part(i)[: side * r].view(side, r)
-        return [results[i] for i in range(len(xs))], [answers[i] for i in plan.at]
+        return [results[i] for i in range(len(xs))], self._said()
+
+    def _said(self) -> list[Tensor]:
+        """The factor of each matrix ``[side, r]`` in the message."""
+        sides = {i: of for kind in self._plan.kinds for i, of in zip(kind.at, kind.spans.sides, strict=True)}
+        return [self._part(i)[: sides[i][1] * sides[i][2]].view(sides[i][1:]) for i in self._plan.at]
 
     def _kinds(self) -> Iterator[tuple[Kind, Tensor, Tensor, Tensor]]:
         return zip(self._plan.kinds, self._wide, self._narrow, self._factors, strict=True)
@@ -284,24 +319,63 @@ def open_turned(
     ``olds``: the other one, as rows of r numbers; with ``orthonormal`` it is the basis itself. Tensors may go on behind their
     matrices.
     """
-    if not isinstance(peers, Peers) or not all(map(is_plain, olds)):
+    rooms = rooms_of(sides, xs, olds, peers)
+    if rooms is None:
         return None
-    rooms = rooms_for(xs, None not in sides, peers)
-    if rooms is None or not may_open(rooms, peers):
+    found = find_plan(TurnedBucket, owner, sides, turned, xs, rooms, peers, orthonormal=orthonormal)
+    if found is None:
         return None
-    workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
-    assert workspace is not None
-    key = (TurnedBucket, owner, device, xs[0].dtype, tuple(sides), tuple(turned), tuple(sizes), peers.names)
-    plan: TurnedPlan | None = workspace.kept.get(key)
-    if plan is None:
-        if capturing():
-            return None
-        plan = TurnedPlan(sides, sizes, turned, device, narrow=rooms is not xs, orthonormal=orthonormal)
-    bucket = TurnedBucket(plan, rooms, xs, olds, peers, workspace)
+    workspace, key, plan = found
+    bucket = TurnedBucket(plan, rooms, xs, olds, Peers.of(peers), workspace)
     if not bucket.point():
         return None
     workspace.kept[key] = plan
     return bucket
+
+
+def rooms_of(
+    sides: Sequence[Sides | None], xs: Sequence[Tensor], olds: Sequence[Tensor], peers: Sequence[Peer]
+) -> Sequence[Tensor] | None:
+    """As :func:`rooms_for` of these tensors, of any shapes; None also where kernels for many tensors cannot take them, or the
+    factors ``olds``.
+    """
+    if not isinstance(peers, Peers) or not all(map(is_plain, olds)):
+        return None
+    rooms = rooms_for(xs, None not in sides, peers)
+    return None if rooms is None or not may_open(rooms, peers) else rooms
+
+
+def find_plan(
+    bucket: type[TurnedBucket],
+    owner: object,
+    sides: Sequence[Sides | None],
+    turned: Sequence[bool],
+    xs: Sequence[Tensor],
+    rooms: Sequence[Tensor],
+    peers: Sequence[Peer],
+    *,
+    orthonormal: bool = False,
+    drawn_as: str | None = None,
+    of: Sequence[int] | None = None,
+) -> tuple[Workspace, Hashable, TurnedPlan] | None:
+    """(where plans are kept, this one's key there, the plan) of a bucket of this kind; None where it would have to be made
+    while work is captured. ``xs``, ``rooms``: of any shapes, as in :class:`TurnedBucket`; ``drawn_as``: the name of the method
+    whose shared streams draw what is drawn for bases; others as in :class:`TurnedPlan`.
+    """
+    whose = Peers.of(peers)
+    workspace, sizes, device = whose.like.lent.workspace, [x.numel() for x in xs], xs[0].device
+    assert workspace is not None
+    told = (tuple(sides), tuple(turned), tuple(sizes), whose.names, whose.like.seed, drawn_as, of and tuple(of))
+    key = (bucket, owner, device, xs[0].dtype, rooms is xs, *told)
+    plan: TurnedPlan | None = workspace.kept.get(key)
+    if plan is None:
+        if capturing():
+            return None
+        drawn = [i for i, of in enumerate(sides) if of is not None] if drawn_as else []
+        streams = [whose[i].shared(drawn_as or "") for i in drawn]
+        narrow = rooms is not xs
+        plan = TurnedPlan(sides, sizes, turned, device, narrow=narrow, orthonormal=orthonormal, streams=streams, of=of)
+    return workspace, key, plan
 
 
 def exchange_dense(owner: object, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:

@@ -1,0 +1,1 @@
+"""Ridge regression on accelerators: a program solves the equations of one matrix."""
