@@ -93,7 +93,7 @@ AT_NIGHT = {
     "atomo:ratio=0.2": SHAPES,
     "atomo:budget=7,index=elias-fano,memory=residual": MIXED,
     "atomo:ratio=0.3,index=rice,memory=residual": MIXED,
-    "atomo:budget=9,index=delta": LARGE,
+    "atomo:budget=9,index=delta": MIXED,
     "gspar:epsilon=0.5,index=raw,memory=residual": MIXED,
     "gspar:ratio=0.05,rounds=1,index=elias-fano,memory=residual": LARGE,
     "gspar:ratio=0.9,index=bitmap": SMALL,
