@@ -17,6 +17,7 @@ __all__ = ["add_product", "cosine_and_sine", "hypotenuse", "natural_log", "squar
 
 LOG_2, ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
+_PIECE = 1 << 14  # numbers that are in float64 at once
 ANGLE_TERMS = 10  # of the series of sine and cosine for angles up to pi/4: the next one is below 2**-64
 
 
@@ -53,9 +54,11 @@ def add_product(x: Tensor, factor: Tensor, y: Tensor) -> Tensor:
 
 def square_root(x: Tensor) -> Tensor:
     """The square root of float64 numbers of any shape, rounded to nearest: torch's own, which may be the one beside it, and a
-    look at its square. Exact from 1e-280 on, and for 0.
+    look at its square. Exact from 1e-280 on, and for 0. CUDA rounds to nearest.
     """
     root = x.sqrt()
+    if not x.is_cpu:
+        return root
     high = root * (2.0**27 + 1)
     high = high - (high - root)  # half of its bits
     low, square = root - high, root * root
@@ -67,13 +70,16 @@ def square_root(x: Tensor) -> Tensor:
 
 
 def hypotenuse(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """``sqrt(a^2 + b^2)`` of float32 numbers, in ``out``, which may be ``a``, or in a new tensor, all of one shape: squared,
-    added and rooted in float64, where nothing overflows or vanishes. float64 numbers get torch's own.
+    """``sqrt(a^2 + b^2)`` of float32 numbers, in ``out``, which is contiguous and may be ``a``, or in a new tensor, all of one
+    shape: squared, added and rooted in float64, where nothing overflows or vanishes. float64 numbers get torch's own.
     """
     if a.dtype == torch.float64:
         return torch.hypot(a, b, out=out)
-    root = square_root(a.double().square_().add_(b.double().square_()))
-    return root.float() if out is None else out.copy_(root)
+    out = torch.empty(a.shape, device=a.device) if out is None else out
+    size = _PIECE if a.is_cpu else max(1, a.numel())
+    for x, y, to in zip(*(z.reshape(-1).split(size) for z in (a, b, out)), strict=True):
+        to.copy_(square_root(x.double().square_().add_(y.double().square_())))
+    return out
 
 
 def natural_log(x: Tensor) -> Tensor:

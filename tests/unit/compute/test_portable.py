@@ -116,7 +116,7 @@ def test_cosines_and_sines():
 
 def test_a_hypotenuse_is_the_nearest_number() -> None:
     made = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, 2000, generator=made) * 10.0 ** torch.randint(-40, 38, (2, 2000), generator=made)
+    a, b = torch.randn(2, 20_000, generator=made) * 10.0 ** torch.randint(-40, 38, (2, 20_000), generator=made)
     want = [math.hypot(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
     assert same_bits(hypotenuse(a, b), torch.tensor(want, dtype=torch.float64).float())
 
@@ -131,6 +131,12 @@ def test_a_hypotenuse_may_be_written_over_what_it_is_made_of() -> None:
     a, b = torch.tensor([3.0, 5.0]), torch.tensor([4.0, 12.0])
     assert hypotenuse(a, b, a) is a
     assert a.tolist() == [5.0, 13.0]
+
+
+def test_hypotenuses_of_what_is_not_contiguous() -> None:
+    a, b = torch.tensor([[3.0, 8.0], [5.0, 7.0]]), torch.tensor([[4.0, 12.0], [15.0, 24.0]])
+    assert torch.equal(hypotenuse(a.t(), b), torch.tensor([[5.0, 13.0], [17.0, 25.0]]))
+    assert hypotenuse(torch.empty(0, 3), torch.empty(0, 3)).shape == (0, 3)
 
 
 def test_hypotenuses_of_wide_numbers_are_those_of_torch() -> None:
