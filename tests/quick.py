@@ -36,6 +36,7 @@ STANDS_FOR = {
     "native/": "src/grace/compute/native.py",
     "tests/golden/": "tests/golden/golden.py",
     "tests/unit/kernels/compiled_triton.py": "tests/unit/kernels/test_triton.py",
+    "tests/unit/kernels/compiled_ways.py": "tests/unit/kernels/test_triton.py",
     "src/grace/cli/__main__.py": "src/grace/cli/app.py",
     "src/grace_bench/network/socket_load.py": "src/grace_bench/network/throughput.py",
 }

@@ -107,7 +107,7 @@ def test_a_triton_kernel_is_named_where_the_table_says() -> None:
     said, _ = read_table(PAGE.read_text())["Triton kernel of an operation that exists"]
     folder = ROOT / "tests/unit/kernels"
     texts = [
-        "".join(file.read_text() for file in folder.glob(name)) for name in ("test_triton*.py", "compiled_triton.py")
+        "".join(file.read_text() for file in folder.glob(name)) for name in ("test_triton*.py", "compiled_ways.py")
     ]
     for file in (ROOT / "src/grace/kernels").glob("*/**/triton.py"):
         if "@triton.jit" not in file.read_text() or "@operation" not in (file.parent / "__init__.py").read_text():
