@@ -5,7 +5,8 @@ A method is a generator. It yields one of these objects and is resumed with the 
 Rule 1. One yield is one collective is one round: count the yields to read the latency.
 Rule 2. A yielded buffer is read-only until its answer is there. With ``donate=True`` the answer may live in the
         buffer's storage; otherwise the buffer is left as it was.
-Rule 3. All ranks of a group ask for the same collective, with the same dtype and shape, in the same order.
+Rule 3. All ranks of a group ask for the same collective, with the same dtype and shape, in the same order. Of an
+        all-reduce only the number of numbers counts, however they lie.
 
 ``axis`` says along which axis of a grid of ranks (:class:`grace.grid.Grid`) a collective goes; "" is all ranks. W, r, roots
 and pairs then count along this axis, and every line of ranks along it has a collective of its own.

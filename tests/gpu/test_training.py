@@ -96,7 +96,7 @@ def test_a_compiled_model_trains_as_it_does_otherwise() -> None:
         losses.append(train(torch.compile(ddp) if compiled else ddp, ddp))
         handle.detach()
     assert losses[1][-1] < 0.5 * losses[1][0]
-    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+    assert losses[1][:10] == pytest.approx(losses[0][:10], rel=2e-2)  # then what is rounded otherwise has grown
 
 
 @pytest.mark.parametrize("spec", ["efsignsgd", "topk:ratio=0.1"])

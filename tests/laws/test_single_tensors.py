@@ -24,7 +24,6 @@ __all__ = ["interpreter"]
 
 SPECS: dict[str, object] = {
     **test_launches.FIXED,
-    **test_launches.ONE_BY_ONE,
     **test_launches.UNEVEN,
     **test_launches.TOLD,
 }

@@ -75,7 +75,7 @@ class GroupTransport:
             out = buf * (1 / self.world) if op.op == "mean" else buf.clone()
             options: Any = dist.AllreduceOptions()
             options.reduceOp = _OPS[op.op]
-            self._wait(self.group.allreduce([out], options))
+            self._wait(self.group.allreduce([out.view(-1)], options))
             return out if isinstance(op, AllReduce) else out[self.rank].clone()
         if isinstance(op, Broadcast):
             out, whose = buf.clone(), dist.BroadcastOptions()

@@ -72,7 +72,7 @@ def exchange_chosen(
     answer = yield AllGather(chosen.widths, parts=Parts(each, (1,) * len(xs)))  # [W, T]
     wires.check_shape("widths", answer, (peer.world, len(xs)))
     beside = [row[None].to(answer.dtype) for row in asked]
-    told = torch.cat((answer, chosen.widths[None], *beside)).tolist()  # the only question
+    told = torch.cat((answer, chosen.widths[None], *beside)).tolist()  # one question
     widths, own, answers = told[: peer.world], told[peer.world], told[peer.world + 1 :]
     _check_own(widths[peer.rank], own, peers)
     lay, write, add_up = _FAMILIES[type(code)]

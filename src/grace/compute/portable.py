@@ -75,7 +75,7 @@ def hypotenuse(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if a.dtype == torch.float64:
         return torch.hypot(a, b, out=out)
-    out = torch.empty(a.shape, device=a.device) if out is None else out
+    out = torch.empty(a.shape, dtype=a.dtype, device=a.device) if out is None else out
     size = _PIECE if a.is_cpu else max(1, a.numel())
     for x, y, to in zip(*(torch.split(z.reshape(-1), size) for z in (a, b, out)), strict=True):
         to.copy_(square_root(x.double().square_().add_(y.double().square_())))

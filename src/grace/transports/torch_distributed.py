@@ -231,7 +231,7 @@ class TorchDistributed:
             if op.op == "mean":
                 out.mul_(1 / self.world)  # as DistributedDataParallel does: before the sum, so that nothing overflows
             if self.world > 1 and out.numel():
-                dist.all_reduce(self._lend(out), _OPS[op.op], group=group)
+                dist.all_reduce(self._lend(out.view(-1)), _OPS[op.op], group=group)
             return out
         if self.world == 1 and not isinstance(op, Permute):
             if isinstance(op, AllGather):

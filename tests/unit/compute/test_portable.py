@@ -8,8 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from grace.compute.portable import hypotenuse
-from grace.kernels import add_product, add_scaled_, cosine_and_sine, natural_log, square_root, sum_by_halves
+from grace.kernels import add_product, add_scaled_, cosine_and_sine, hypotenuse, natural_log, square_root, sum_by_halves
 from grace.verify.running import same_bits
 
 
@@ -137,6 +136,15 @@ def test_hypotenuses_of_what_is_not_contiguous() -> None:
     a, b = torch.tensor([[3.0, 8.0], [5.0, 7.0]]), torch.tensor([[4.0, 12.0], [15.0, 24.0]])
     assert torch.equal(hypotenuse(a.t(), b), torch.tensor([[5.0, 13.0], [17.0, 25.0]]))
     assert hypotenuse(torch.empty(0, 3), torch.empty(0, 3)).shape == (0, 3)
+
+
+def test_hypotenuses_do_not_hear_of_a_default_dtype() -> None:
+    a, b = torch.tensor([3.0]), torch.tensor([4.0])
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert hypotenuse(a, b).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_hypotenuses_of_wide_numbers_are_those_of_torch() -> None:
