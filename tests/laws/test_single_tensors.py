@@ -39,8 +39,7 @@ def ask(spec: str, shape: tuple[int, ...], dtype: torch.dtype, *, there: bool) -
     return [[one for one, _ in ops] for ops in run.seen]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(5, 7), (13,)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), [((5, 7), torch.float32), ((13,), torch.float16)])
 @pytest.mark.parametrize("spec", shared({**dict.fromkeys(GATE), **SPECS}, GATE))
 def test_one_tensor_asks_for_the_same(spec: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert ask(spec, shape, dtype, there=True) == ask(spec, shape, dtype, there=False)
