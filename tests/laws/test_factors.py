@@ -22,7 +22,7 @@ from grace.kernels.factors import Factors
 from grace.kernels.many import Many
 from grace.kernels.staging import narrow_many
 from grace.memories import error_feedback
-from grace.methods.common import factor_bucket, narrow_matrices
+from grace.methods.common import factor_bucket, narrow_matrices, ridge_bucket
 from grace.methods.common.factor_bucket import FactorBucket
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
@@ -292,6 +292,13 @@ def test_steps_that_end_early(spec: str, monkeypatch: pytest.MonkeyPatch) -> Non
     shapes: Shapes = ((2, 3), (2,), (3, 2))
     want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5)
     assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5) == want
+
+
+def test_answers_for_other_matrices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ridge_bucket.ask_host_of_all
+    monkeypatch.setattr(ridge_bucket, "ask_host_of_all", lambda flags: right(flags)[::-1])
+    with pytest.raises(AssertionError):
+        test_steps_that_end_early(RIDGES, monkeypatch)
 
 
 @pytest.mark.parametrize(
