@@ -13,6 +13,7 @@ from grace.compute import resources
 
 _ALIGN = 64
 _KEPT = 4096
+_WAYS = 4  # how many of what is kept under one key
 
 
 class Workspace:
@@ -69,6 +70,21 @@ class Workspace:
         for old in self._old:
             self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
         self._old.clear()
+
+    def find(self, key: Hashable, way: Hashable) -> Any:
+        """What is kept under this key for this way in which its tensors may go; None if nothing is."""
+        return self.kept.get(key, {}).get(way)
+
+    def keep(self, key: Hashable, way: Hashable, what: Any) -> None:
+        """Keeps this under the key, where only the latest ways stay: if each of T tensors may go either of two ways, there are
+        2^T.
+        """
+        ways = self.kept.get(key, {})
+        ways.pop(way, None)
+        ways[way] = what
+        if len(ways) > _WAYS:
+            del ways[next(iter(ways))]
+        self.kept[key] = ways
 
     def borrow_successor(self, like: Tensor) -> Tensor:
         """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one."""

@@ -40,8 +40,12 @@ class NarrowMatrices:
         The others become NaN.
         """
         finite = narrow_many(flags, means, self._applied)
-        poison_many(finite, self._applied)
+        self.poison(finite)
         return finite
+
+    def poison(self, flags: Tensor) -> None:
+        """Sets those matrices to NaN whose flag, of ``[T]`` bool, is not set."""
+        poison_many(flags, self._applied)
 
 
 def rooms_for(xs: Sequence[Tensor], alone: bool, peers: Peers) -> Sequence[Tensor] | None:

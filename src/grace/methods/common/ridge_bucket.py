@@ -17,6 +17,7 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import ask_host_of_all
 from grace.kernels.factors import draw_many, solve_ridge_many, succeed_many, unit_columns_many
+from grace.kernels.many import poison_many
 from grace.kernels.staging import finite_many, nonzero_many
 from grace.methods.common.factor_bucket import rows_of
 from grace.methods.common.matrices import Sides
@@ -34,8 +35,8 @@ class Ridge(NamedTuple):
 
 
 class RidgeBucket(TurnedBucket):
-    """One step of T tensors: either :meth:`sum_first` and :meth:`firsts`, or :meth:`sum_factors`, :meth:`restore` and
-    :meth:`succeed`; each is called once.
+    """One step of T tensors: either :meth:`sum_first`, :meth:`firsts` and perhaps :meth:`poison`, or :meth:`sum_factors`,
+    :meth:`restore` and :meth:`succeed`; each is called once.
 
     Args:
         plan, xs, given: as in :class:`TurnedBucket`. olds: of each matrix the given factor, ``[s, r]``. lasts: the other one
@@ -59,6 +60,10 @@ class RidgeBucket(TurnedBucket):
         self._ridge, self._widened = ridge, widened
         self._lasts = dict(zip(plan.at, lasts, strict=bool(lasts)))
         self._news = {i: peers.like.lent.borrow_successor(last) for i, last in self._lasts.items()}
+
+    def has_all(self, at: Sequence[int]) -> bool:
+        """Whether the tensors ``at`` these places are all of its matrices."""
+        return list(at) == self._plan.at
 
     def rooms_at(self, at: Sequence[int], xs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Where kernels work on the tensors ``at`` these places, which are ``xs``, of any shapes."""
@@ -91,7 +96,17 @@ class RidgeBucket(TurnedBucket):
         """
         (kind,) = self._plan.kinds
         results = self._plan.dense.results(self._message, self._xs, self._means, keep=self._keep)
-        return results, self._said(), list(finite_many(kind.all, kind.said).unbind(0))
+        self._finite = [finite_many(kind.all, kind.said)]
+        return results, self._said(), list(self._finite[0].unbind(0))
+
+    def poison(self) -> dict[int, Exchanged[Any]]:
+        """The means of the matrices whose first factor is not finite become NaN: their results, by their numbers."""
+        (kind,), (finite,) = self._plan.kinds, self._finite
+        if kind.narrow is None:
+            poison_many(finite, kind.whole_means)
+        else:
+            kind.narrow.poison(finite)
+        return self._results(kind, finite)
 
     def succeed(self) -> list[Tensor]:
         """What follows each last factor: the mean, or where it is not finite or all of it is 0 the last one. A zero gradient
@@ -137,13 +152,14 @@ def open_ridges(
     found = find_plan(RidgeBucket, owner, sides, turned, xs, rooms, peers, drawn_as=drawn_as, of=of)
     if found is None:
         return None
-    workspace, key, plan = found
+    workspace, place, plan = found
     widened = after is not None
     bucket = RidgeBucket(plan, rooms, xs, olds, lasts, Peers.of(peers), workspace, ridge, widened=widened)
     if not bucket.point():
         bucket.forget()
         return None
-    workspace.kept[key] = plan
+    if after is None or after[0].has_all(after[1]):  # of other sets there are 2^T, hardly ever seen again
+        workspace.keep(*place, plan)
     return bucket
 
 
@@ -166,7 +182,8 @@ def exchange_both(
     yield from first.sum_first()
     outs, means, flags = first.firsts()
     given = {t: mean for t, mean, fine in zip(lasts, means, ask_host_of_all(flags), strict=True) if fine}
-    outs.update({t: Exchanged.poisoned(xs[t], None) for t in lasts if t not in given})
+    if len(given) < len(lasts):
+        outs.update(first.poison())  # and of the others what follows is put in its place
     if not given:
         return [outs[t] for t in range(len(xs))], {}
     some, shapes, olds = [xs[t] for t in given], [sides[t] for t in given], [lasts[t] for t in given]

@@ -287,10 +287,14 @@ class TurnedBucket:
             else:
                 finite = kind.narrow.narrow(finite, kind.whole_means)
             self._finite.append(finite)
-            means = self._means if kind.narrow is None else self._given
-            for i, flag in zip(kind.at, finite.unbind(0), strict=True):
-                results[i] = Exchanged(means[i], xs[i] if self._keep else None, None, flag)
+            results.update(self._results(kind, finite))
         return [results[i] for i in range(len(xs))], self._said()
+
+    def _results(self, kind: Kind, finite: Tensor) -> dict[int, Exchanged[Any]]:
+        """The results of the matrices of a kind, which are ``finite [T]``, by their numbers."""
+        means, rests = self._means if kind.narrow is None else self._given, self._xs if self._keep else None
+        flags = zip(kind.at, finite.unbind(0), strict=True)
+        return {i: Exchanged(means[i], None if rests is None else rests[i], None, flag) for i, flag in flags}
 
     def _said(self) -> list[Tensor]:
         """The factor of each matrix ``[side, r]`` in the message."""
@@ -325,11 +329,11 @@ def open_turned(
     found = find_plan(TurnedBucket, owner, sides, turned, xs, rooms, peers, orthonormal=orthonormal)
     if found is None:
         return None
-    workspace, key, plan = found
+    workspace, place, plan = found
     bucket = TurnedBucket(plan, rooms, xs, olds, Peers.of(peers), workspace)
     if not bucket.point():
         return None
-    workspace.kept[key] = plan
+    workspace.keep(*place, plan)
     return bucket
 
 
@@ -357,17 +361,17 @@ def find_plan(
     orthonormal: bool = False,
     drawn_as: str | None = None,
     of: Sequence[int] | None = None,
-) -> tuple[Workspace, Hashable, TurnedPlan] | None:
-    """(where plans are kept, this one's key there, the plan) of a bucket of this kind; None where it would have to be made
-    while work is captured. ``xs``, ``rooms``: of any shapes, as in :class:`TurnedBucket`; ``drawn_as``: the name of the method
+) -> tuple[Workspace, tuple[Hashable, Hashable], TurnedPlan] | None:
+    """(where plans are kept, this one's key and way there, the plan) of a bucket of this kind; None where it would have to be
+    made while work is captured. ``xs``, ``rooms``: of any shapes, as in :class:`TurnedBucket`; ``drawn_as``: the name of the method
     whose shared streams draw what is drawn for bases; others as in :class:`TurnedPlan`.
     """
     whose = Peers.of(peers)
     workspace, sizes, device = whose.like.lent.workspace, [x.numel() for x in xs], xs[0].device
     assert workspace is not None
-    told = (tuple(sides), tuple(turned), tuple(sizes), whose.names, whose.like.seed, drawn_as, of and tuple(of))
-    key = (bucket, owner, device, xs[0].dtype, rooms is xs, *told)
-    plan: TurnedPlan | None = workspace.kept.get(key)
+    key = (bucket, owner, device, xs[0].dtype, rooms is xs, tuple(sizes), whose.names, whose.like.seed, drawn_as)
+    way = (tuple(sides), tuple(turned), of and tuple(of))
+    plan: TurnedPlan | None = workspace.find(key, way)
     if plan is None:
         if capturing():
             return None
@@ -375,7 +379,7 @@ def find_plan(
         streams = [whose[i].shared(drawn_as or "") for i in drawn]
         narrow = rooms is not xs
         plan = TurnedPlan(sides, sizes, turned, device, narrow=narrow, orthonormal=orthonormal, streams=streams, of=of)
-    return workspace, key, plan
+    return workspace, (key, way), plan
 
 
 def exchange_dense(owner: object, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:
