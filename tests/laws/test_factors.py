@@ -6,6 +6,8 @@ Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from grace.kernels.staging import narrow_many
 from grace.memories import error_feedback
 from grace.methods.common import factor_bucket, narrow_matrices, ridge_bucket
 from grace.methods.common.factor_bucket import FactorBucket
+from grace.methods.common.turned_bucket import TurnedPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_bytes
@@ -292,6 +295,38 @@ def test_steps_that_end_early(spec: str, monkeypatch: pytest.MonkeyPatch) -> Non
     shapes: Shapes = ((2, 3), (2,), (3, 2))
     want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5)
     assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5) == want
+
+
+def with_many_subsets(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """In each step others of the matrices are not finite."""
+    given = gradients(rank, 0, shapes)
+    for i, x in enumerate(given.values()):
+        if step >> i & 1:
+            x[0, 1] = torch.inf
+    return given
+
+
+@pytest.mark.parametrize(("spec", "most"), [(RIDGES, 2), (ONE_RIDGE, 4), pytest.param(ALTERNATING, 4, marks=night)])
+def test_plans_for_some_of_the_matrices_are_not_kept_for_ever(
+    spec: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, start, counts = weakref.WeakSet[TurnedPlan](), TurnedPlan.__init__, list[int]()
+
+    def note(plan: TurnedPlan, *args: Any, **how: Any) -> None:
+        plans.add(plan)
+        start(plan, *args, **how)
+
+    monkeypatch.setattr(bucket_runs, "gradients", with_many_subsets)
+    monkeypatch.setattr(TurnedPlan, "__init__", note)
+    shapes: Shapes = ((2, 2),) * 3
+    want, _ = outcome.__wrapped__(spec, "reference", False, shapes, 1, 7)
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 1, shapes, lambda _: True)
+        for step in range(7):
+            assert run.step() == want[step]
+            gc.collect()
+            counts.append(len(plans))
+    assert max(counts) == most, counts
 
 
 def test_answers_for_other_matrices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,10 +21,13 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.collectives import AllGather
 from grace.compute import backends
-from grace.flags.finite import cpu_as_accelerator
+from grace.contract.method import Exchanged
+from grace.flags.finite import Flag, ask_host_of_all, cpu_as_accelerator
+from grace.methods.common.ridge_bucket import RidgeBucket
 from grace.registry.policy import Policy
 from grace.run.worker import Worker
-from tests.laws.bucket_runs import Shapes, gradients
+from tests.laws.bucket_runs import Shapes, gradients, in_dtype
+from tests.laws.test_counted import Questions, Waits
 from tests.unit.kernels.triton_checks import interpreter, let_agree
 
 __all__ = ["interpreter"]
@@ -94,3 +98,70 @@ def test_one_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.bitwise_xor", lambda flags, *args, **how: header(flags & True, *args, **how))
     with pytest.raises(AssertionError):
         test_a_bucket_has_few("qsgd:bits=4", monkeypatch)
+
+
+# ---- where some are not finite --------------------------------------------------------------------------------------
+RIDGES = "gradzip:rank=1,min_rate=0.1"
+# Launches of a step in which every other matrix is not finite, and of the next one, which has matrices of two kinds with
+# `alternate`.
+BROKEN = {
+    RIDGES: (23, 22),
+    f"{RIDGES},alternate=true": (17, 32),
+    f"{RIDGES},memory=none": (20, 19),
+    f"{RIDGES},memory=distef": (24, 23),
+    f"{RIDGES},memory=momentum": (22, 21),
+    f"{RIDGES},alternate=true,memory=none": (14, 28),
+}
+
+
+def work(spec: str, T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Launches, operations and questions of a step in which the host is told that every other one of T matrices is not finite,
+    and of the next one. Nothing is launched.
+    """
+    launches, each, right = [0], list[tuple[int, int, int]](), ask_host_of_all
+
+    def count(executor: Any, *args: Any, **_: Any) -> None:
+        launches[0] += 1
+        let_agree(executor, args)
+
+    def tell(flags: Sequence[Flag]) -> list[bool]:
+        return [len(each) != 4 or t % 2 == 1 for t, _ in enumerate(right(flags))]
+
+    monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", count)
+    for module in ("common.ridge_bucket", "gradzip"):
+        monkeypatch.setattr(f"grace.methods.{module}.ask_host_of_all", tell)
+    with backends.using("triton"), cpu_as_accelerator():
+        worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, ((3, 5),) * T), dtype)
+        for _ in range(6):  # what is kept goes round in four steps
+            worker._read_pending()
+            launches[0] = 0
+            with Questions() as read, Waits() as waited:  # type: ignore[no-untyped-call]
+                names = exchanged(worker, given)
+            each.append((launches[0], len(names), read.count + waited.count))
+            worker.workspace.reset()
+            worker.advance()
+    monkeypatch.undo()
+    return each[4:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", BROKEN)
+def test_what_is_not_finite_goes_together(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the others of the bucket, and so do the memories of all."""
+    few, many = (work(spec, T, dtype, monkeypatch) for T in (3, 40))
+    assert few == many
+    assert [asked for *_, asked in many] == [1, 1]
+    if dtype is torch.float32:
+        assert tuple(launches for launches, *_ in many) == BROKEN[spec]
+
+
+def test_what_leaves_the_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the host said of each matrix what it knows."""
+    poison = RidgeBucket.poison
+
+    def say(bucket: RidgeBucket) -> dict[int, Exchanged[Any]]:
+        return {t: replace(out, rest=None, finite=False) for t, out in poison(bucket).items()}
+
+    monkeypatch.setattr(RidgeBucket, "poison", say)
+    with pytest.raises(AssertionError):
+        test_what_is_not_finite_goes_together(RIDGES, torch.float32, monkeypatch)

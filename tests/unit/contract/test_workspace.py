@@ -49,6 +49,17 @@ def test_more_than_before_still_fits():
     assert bool((large == 2).all())
 
 
+def test_of_the_ways_under_a_key_the_latest_are_kept():
+    space = Workspace()
+    for way in range(1, 40):
+        space.keep("tensors", way, f"plan {way}")
+        space.keep("tensors", 0, "plan 0")
+    assert space.find("tensors", 0) == "plan 0"
+    assert space.find("tensors", 39) == "plan 39"
+    assert space.find("tensors", 1) is space.find("others", 0) is None
+    assert len(space.kept["tensors"]) == 4
+
+
 def test_large_pages_are_asked_for_whatever_is_allocated(monkeypatch):
     sizes = []
     monkeypatch.setattr(resources, "ask_for_large_pages", lambda block: sizes.append(block.numel()))
