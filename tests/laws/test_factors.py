@@ -278,8 +278,19 @@ def test_a_bucket_of_one(spec: str, shape: tuple[int, ...]) -> None:
     assert outcome(spec, "triton", True, (shape,), 2, 2) == want
 
 
-@pytest.mark.parametrize("spec", [RIDGES, pytest.param(ONE_RIDGE, marks=night)])
-def test_steps_that_end_early(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [
+        (RIDGES, torch.float32),
+        (f"{RIDGES},memory=none", torch.bfloat16),
+        pytest.param(ONE_RIDGE, torch.float32, marks=night),
+        *(
+            pytest.param(f"{RIDGES},memory={memory}", dtype, marks=night)
+            for memory, dtype in (("none", torch.float32), ("distef", torch.bfloat16), ("momentum", torch.float16))
+        ),
+    ],
+)
+def test_steps_that_end_early(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no matrix is finite nothing follows the first factors, and where one is, that alone does."""
     seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
 
@@ -293,8 +304,8 @@ def test_steps_that_end_early(spec: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(bucket_runs, "gradients", with_some)
     shapes: Shapes = ((2, 3), (2,), (3, 2))
-    want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5)
-    assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5) == want
+    want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5, dtype)
+    assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5, dtype) == want
 
 
 def with_many_subsets(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
@@ -333,7 +344,17 @@ def test_answers_for_other_matrices_are_told(monkeypatch: pytest.MonkeyPatch) ->
     right = ridge_bucket.ask_host_of_all
     monkeypatch.setattr(ridge_bucket, "ask_host_of_all", lambda flags: right(flags)[::-1])
     with pytest.raises(AssertionError):
-        test_steps_that_end_early(RIDGES, monkeypatch)
+        test_steps_that_end_early(RIDGES, torch.float32, monkeypatch)
+
+
+@night
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("ridge_bucket", torch.float32), ("narrow_matrices", torch.bfloat16)], ids=str
+)
+def test_means_that_are_not_poisoned_are_told(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.methods.common.{name}.poison_many", _nothing)
+    with pytest.raises(AssertionError):
+        test_steps_that_end_early(f"{RIDGES},memory=none", dtype, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grace.kernels import add_product, add_scaled_, cosine_and_sine, hypotenuse, natural_log, square_root, sum_by_halves
 from grace.verify.running import same_bits
@@ -150,3 +154,56 @@ def test_hypotenuses_do_not_hear_of_a_default_dtype() -> None:
 def test_hypotenuses_of_wide_numbers_are_those_of_torch() -> None:
     a, b = torch.randn(2, 50, dtype=torch.float64)
     assert same_bits(hypotenuse(a, b), torch.hypot(a, b))
+
+
+class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
+    """Notes what computes numbers, and of which dtype they are."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noted: set[tuple[str, torch.dtype]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::").rstrip("_")
+        if isinstance(made, Tensor) and name not in ("empty", "view", "_to_copy", "copy"):
+            self.noted.add((name, made.dtype))
+        return made
+
+
+def test_hypotenuses_are_made_of_what_all_processors_round_alike() -> None:
+    """In float64. Those of torch have other last bits on a GPU, and need not have on this processor."""
+    a, b = rand(2, 7, seed=1)
+    with Arithmetic() as made:
+        hypotenuse(a, b)
+    choices = {(name, torch.bool) for name in ("gt", "le")}
+    exact = {(name, torch.float64) for name in ("pow", "add", "sub", "mul", "sqrt", "nextafter", "full_like", "where")}
+    assert made.noted <= choices | exact
+
+
+def _in_float32(a: Tensor, b: Tensor) -> Tensor:
+    return (a.square() + b.square()).sqrt()
+
+
+def _scaled_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    most, least = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
+    return torch.where(least > 0, most * (1 + (least / most).square()).sqrt(), most)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "law"),
+    [
+        (torch.hypot, test_hypotenuses_are_made_of_what_all_processors_round_alike),
+        (_in_float32, test_hypotenuses_are_made_of_what_all_processors_round_alike),
+        (_in_float32, test_a_hypotenuse_is_the_nearest_number),
+        (_in_float32, test_no_hypotenuse_overflows_or_vanishes),
+        (_scaled_in_float32, test_a_hypotenuse_is_the_nearest_number),
+    ],
+)
+def test_other_hypotenuses_are_caught(
+    mutant: Callable[[Tensor, Tensor], Tensor], law: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "hypotenuse", mutant)
+    with pytest.raises(AssertionError):
+        law()

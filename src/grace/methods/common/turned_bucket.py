@@ -363,8 +363,8 @@ def find_plan(
     of: Sequence[int] | None = None,
 ) -> tuple[Workspace, tuple[Hashable, Hashable], TurnedPlan] | None:
     """(where plans are kept, this one's key and way there, the plan) of a bucket of this kind; None where it would have to be
-    made while work is captured. ``xs``, ``rooms``: of any shapes, as in :class:`TurnedBucket`; ``drawn_as``: the name of the method
-    whose shared streams draw what is drawn for bases; others as in :class:`TurnedPlan`.
+    made while work is captured. ``xs``, ``rooms``: of any shapes, as in :class:`TurnedBucket`; ``drawn_as``: the name of the
+    method whose shared streams draw what is drawn for bases; others as in :class:`TurnedPlan`.
     """
     whose = Peers.of(peers)
     workspace, sizes, device = whose.like.lent.workspace, [x.numel() for x in xs], xs[0].device
