@@ -1,0 +1,110 @@
+"""Low-rank methods of a bucket on an accelerator, in steps in which some matrices are not finite: the bytes, means and states
+of the CPU, and no plan that is kept for each set of matrices.
+
+Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from grace.compute import backends
+from grace.flags.finite import cpu_as_accelerator
+from grace.methods.common import ridge_bucket
+from grace.methods.common.turned_bucket import TurnedPlan
+from grace.registry.policy import Policy
+from tests.laws import bucket_runs
+from tests.laws.bucket_runs import Run, Shapes, gradients
+from tests.laws.test_factors import ALTERNATING, ONE_RIDGE, RIDGES, outcome
+from tests.unit.kernels.triton_checks import interpreter, night
+
+__all__ = ["interpreter"]
+
+SPREAD = True  # over the test runner's processes
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [
+        (RIDGES, torch.float32),
+        (f"{RIDGES},memory=none", torch.bfloat16),
+        pytest.param(ONE_RIDGE, torch.float32, marks=night),
+        *(
+            pytest.param(f"{RIDGES},memory={memory}", dtype, marks=night)
+            for memory, dtype in (("none", torch.float32), ("distef", torch.bfloat16), ("momentum", torch.float16))
+        ),
+    ],
+)
+def test_steps_that_end_early(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no matrix is finite nothing follows the first factors, and where one is, that alone does."""
+    seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
+
+    def with_some(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+        given = {name: x.clone() for name, x in gradients(rank, 0, shapes).items()}
+        for name in seen.get(step, ()):
+            given[name][0, 1] = torch.inf
+        if step == 3:
+            given["layer0"].zero_()  # of which nothing is learnt
+        return given
+
+    monkeypatch.setattr(bucket_runs, "gradients", with_some)
+    shapes: Shapes = ((2, 3), (2,), (3, 2))
+    want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5, dtype)
+    assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5, dtype) == want
+
+
+def with_many_subsets(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """In each step others of the matrices are not finite."""
+    given = gradients(rank, 0, shapes)
+    for i, x in enumerate(given.values()):
+        if step >> i & 1:
+            x[0, 1] = torch.inf
+    return given
+
+
+@pytest.mark.parametrize(("spec", "most"), [(RIDGES, 2), (ONE_RIDGE, 4), pytest.param(ALTERNATING, 4, marks=night)])
+def test_plans_for_some_of_the_matrices_are_not_kept_for_ever(
+    spec: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, start, counts = weakref.WeakSet[TurnedPlan](), TurnedPlan.__init__, list[int]()
+
+    def note(plan: TurnedPlan, *args: Any, **how: Any) -> None:
+        plans.add(plan)
+        start(plan, *args, **how)
+
+    monkeypatch.setattr(bucket_runs, "gradients", with_many_subsets)
+    monkeypatch.setattr(TurnedPlan, "__init__", note)
+    shapes: Shapes = ((2, 2),) * 3
+    want, _ = outcome.__wrapped__(spec, "reference", False, shapes, 1, 7)
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 1, shapes, lambda _: True)
+        for step in range(7):
+            assert run.step() == want[step]
+            gc.collect()
+            counts.append(len(plans))
+    assert max(counts) == most, counts
+
+
+def test_answers_for_other_matrices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ridge_bucket.ask_host_of_all
+    monkeypatch.setattr(ridge_bucket, "ask_host_of_all", lambda flags: right(flags)[::-1])
+    with pytest.raises(AssertionError):
+        test_steps_that_end_early(RIDGES, torch.float32, monkeypatch)
+
+
+@night
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("ridge_bucket", torch.float32), ("narrow_matrices", torch.bfloat16)], ids=str
+)
+def test_means_that_are_not_poisoned_are_told(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.methods.common.{name}.poison_many", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_steps_that_end_early(f"{RIDGES},memory=none", dtype, monkeypatch)
