@@ -1,5 +1,5 @@
-"""A bucket of one tensor asks the network for the same, and sends it the same bytes, on an accelerator as on a CPU, where it is
-exchanged alone: ranks on both agree.
+"""A bucket of one tensor asks the network for the same, and sends it the same bytes, on an accelerator as on a CPU, where it
+is exchanged alone: ranks on both agree.
 """
 
 from __future__ import annotations
