@@ -122,6 +122,14 @@ def _some(*values: Tensor) -> str:
     return f", got {', '.join(str(number) for value in values for number in value.flatten()[:4].tolist())}..."
 
 
+# ---- side by side ---------------------------------------------------------------------------------------------------
+def with_gaps(sizes: Sequence[int]) -> list[int]:
+    """Bytes of pieces of so many bytes that travel one behind the other, with the gap behind each: all begin at multiples of
+    4. One piece that travels alone has no gap.
+    """
+    return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes] if len(sizes) > 1 else list(sizes)
+
+
 # ---- sealed wires ---------------------------------------------------------------------------------------------------
 def sealed_bytes(size: int) -> int:
     """Bytes of a sealed wire of ``size`` bytes."""

@@ -53,11 +53,11 @@ class ParameterServer(TwoHops):
         loan = Loan(x, peer)
         wire, own_finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, n, peer)
-        message = seal(wire, own_finite, max(widths), peer)
+        message = seal(wire, own_finite, max(widths), peer)  # [1, s]
         inbox = [message] * W
         for rank in range(W):
             if rank != server:
-                inbox[rank] = yield Permute(message, ((rank, server),))
+                inbox[rank] = (yield Permute(message[0], ((rank, server),)))[None]
         finite: Flag = read_all_headers(inbox, peer) if serving else False
         total = peer.lent.scratch((1, n), x)  # the server's: the mean, then its second rounding
         received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
@@ -68,11 +68,11 @@ class ParameterServer(TwoHops):
             finite = and_(finite, self._keep_debt(total, loan.work, peer))
         widths = yield from self._widths(again, n, peer)
         reply = (
-            seal(again, finite, widths[server], peer)
+            seal(again, finite, widths[server], peer)[0]
             if serving
-            else message.new_zeros(1, wires.sealed_bytes(widths[server]))
+            else message.new_zeros(wires.sealed_bytes(widths[server]))
         )
-        answer = yield Broadcast(reply, server)
+        answer = (yield Broadcast(reply, server))[None]
         finite = wires.read_headers(answer, peer.step, server)
         if finite is False:
             return loan.poison(state)

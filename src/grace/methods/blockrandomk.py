@@ -102,8 +102,8 @@ class BlockRandomK(Method[None]):
         packed = torch.zeros(1, index_lists.most(n, k, "auto"), dtype=torch.uint8, device=x.device)
         if peer.rank == leader:
             packed = index_lists.encode(select_topk(_sum_with_memory(x, peer.lent), k), n, "auto")
-        packed = yield Broadcast(packed, leader)
-        index = index_lists.decode(packed, n, k, "auto")[0]
+        packed = yield Broadcast(packed[0], leader)
+        index = index_lists.decode(packed[None], n, k, "auto")[0]
         return (yield from Allreduce(Positions(index)).exchange(x, None, peer))
 
     def batches(self, like: Tensor) -> bool:
@@ -141,7 +141,7 @@ class BlockRandomK(Method[None]):
         if self.mode != "clt" or n == 0:
             return Allreduce(self._blocks).traffic(like, peer)
         k = count_kept(self.ratio, n)
-        packed, values = meta_tensor(1, index_lists.size(n, k, "auto") or 0), meta_tensor(1, k, dtype=torch.float32)
+        packed, values = meta_tensor(index_lists.size(n, k, "auto") or 0), meta_tensor(1, k, dtype=torch.float32)
         return sum_costs(peer, Broadcast(packed, peer.step % peer.world), AllReduce(values))
 
 

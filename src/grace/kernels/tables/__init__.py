@@ -7,7 +7,7 @@ g; W workers, each the owner of a chunk of c = ceil(n/W) numbers, the last ones 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
+from grace.wire import with_gaps
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -31,8 +32,8 @@ __all__ = [
 
 
 class Chunks:
-    """Where what owners of chunks are sent, and what they send, lies in messages of a bucket: each tensor's part begins at a
-    multiple of 4 bytes.
+    """Where what owners of chunks are sent, and what they send, lies in messages of a bucket: one part for each
+    tensor, with the gap behind it (:func:`grace.wire.with_gaps`).
 
     Args:
         sizes: n of each tensor. world: W. table: T. bits: of a sum.
@@ -43,8 +44,8 @@ class Chunks:
     def __init__(self, sizes: Sequence[int], world: int, table: tuple[int, ...], bits: int):
         self.world, self.table, self.bits = world, table, bits
         self.counts = [-(-n // world) for n in sizes]
-        self.codes = _begins(packed_bytes(c, code_bits(table)) for c in self.counts)
-        self.sums = _begins(packed_bytes(c, bits) for c in self.counts)
+        self.codes = _begins([packed_bytes(c, code_bits(table)) for c in self.counts])
+        self.sums = _begins([packed_bytes(c, bits) for c in self.counts])
 
 
 def code_bits(table: tuple[int, ...]) -> int:
@@ -52,8 +53,8 @@ def code_bits(table: tuple[int, ...]) -> int:
     return (len(table) - 1).bit_length()
 
 
-def _begins(widths: Iterable[int]) -> list[int]:
-    return [0, *itertools.accumulate(-(-width // 4) * 4 for width in widths)]
+def _begins(widths: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(with_gaps(widths))]
 
 
 @operation

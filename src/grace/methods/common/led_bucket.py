@@ -42,7 +42,7 @@ class LedBucket:
     """Tensors of a bucket, the lists of what is sent of them, and rooms for means that will be rounded.
 
     many, plan: where their numbers lie in what is summed. coded, parts: the same tensors, and where their lists lie in what
-    the leader sends, each at a multiple of 4 bytes.
+    the leader sends, with gaps behind them.
     """
 
     lists: PlaceLists
@@ -66,7 +66,7 @@ def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Peers) 
     bucket: LedBucket | None = workspace.kept.get(key)
     if bucket is None:
         codes = tuple(choose(n, k) for n, k in zip(sizes, counts, strict=True))
-        widths = [-(-layout(n, k, code).size // 4) * 4 for n, k, code in zip(sizes, counts, codes, strict=True)]
+        widths = wires.with_gaps([layout(*each).size for each in zip(sizes, counts, codes, strict=True)])
         places = [0, *itertools.accumulate(widths[:-1])]
         plan, parts = SumPlan([4 * k for k in counts], device), Parts(tuple(range(len(xs))), tuple(widths))
         many, coded = (Many(sizes, at, (), device) for at in (plan.wires, places))
