@@ -107,14 +107,16 @@ def test_bits_around_the_borders_of_tiles_and_pieces(codec: str, n: int, block: 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 64, 300, 1025, 4097])
 def test_statistics(n: int) -> None:
-    x = check.numbers(3, n)
     for block in (16, 100, 5000) if n > 300 else (1, 7, 16, 100):
-        agree(
-            lambda block=block: [  # type: ignore[misc]
-                kernels.block_abs_max(x, block), kernels.block_abs_mean(x, block), kernels.block_norm(x, block),
-            ],
-            (n, block),
-        )  # fmt: skip
+        statistics(n, block)
+
+
+def statistics(n: int, block: int) -> None:
+    x = check.numbers(3, n)
+    agree(
+        lambda: [kernels.block_abs_max(x, block), kernels.block_abs_mean(x, block), kernels.block_norm(x, block)],
+        (n, block),
+    )
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 300, 1023, 1025, 4097, 5001])
@@ -369,7 +371,7 @@ def _blocks_in_turns(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr
     return tl.reshape(tl.broadcast_to(value[None, :], (BLOCK, SPAN // BLOCK)), lane.shape)
 
 
-def _codes(codec: Fused, n: int = 300) -> Callable[[], None]:
+def codes(codec: Fused, n: int = 300) -> Callable[[], None]:
     return lambda: agree(lambda: check.results(codec, check.numbers(2, n), check.numbers(2, n, 1)), codec)
 
 
@@ -379,17 +381,17 @@ def _signs() -> None:
 
 # module, what is replaced in it, by what, and the test above that fails then
 MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
-    ("tiles", "load_sum", _memory_left_out, _codes(QSGD(bits=4))),
-    ("levels", "lanes_of_tile", _lanes_of_the_next, _codes(QSGD(bits=4))),
-    ("levels", "lanes_at", _lanes_of_the_next_one, _codes(QSGD(levels=1))),
+    ("tiles", "load_sum", _memory_left_out, codes(QSGD(bits=4))),
+    ("levels", "lanes_of_tile", _lanes_of_the_next, codes(QSGD(bits=4))),
+    ("levels", "lanes_at", _lanes_of_the_next_one, codes(QSGD(levels=1))),
     ("tiles", "mark_if", _never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
-    ("levels", "store_codes", _without_the_last_byte, _codes(QSGD(bits=16))),
-    ("levels", "tops_of_blocks", _across_blocks, _codes(QSGD(bits=4, bucket=64))),
-    ("levels", "spread", _blocks_in_turns, _codes(QSGD(bits=4, bucket=64))),
-    ("levels", "spread", _border_too_early, _codes(QSGD(bits=4, bucket=1025), 1100)),
-    ("codebook", "tops_of_blocks", _across_blocks, _codes(U8bit(block=64))),
-    ("powers", "store_codes", _without_the_last_byte, _codes(Natural(bits=9))),
-    ("powers", "lanes_of_tile", _lanes_of_the_next, _codes(Natural())),
+    ("levels", "store_codes", _without_the_last_byte, codes(QSGD(bits=16))),
+    ("levels", "tops_of_blocks", _across_blocks, codes(QSGD(bits=4, bucket=64))),
+    ("levels", "spread", _blocks_in_turns, codes(QSGD(bits=4, bucket=64))),
+    ("levels", "spread", _border_too_early, codes(QSGD(bits=4, bucket=1025), 1100)),
+    ("codebook", "tops_of_blocks", _across_blocks, codes(U8bit(block=64))),
+    ("powers", "store_codes", _without_the_last_byte, codes(Natural(bits=9))),
+    ("powers", "lanes_of_tile", _lanes_of_the_next, codes(Natural())),
     ("powers", "mark_if", _never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),
     ("signs", "negated", _from_zero, _signs),
     ("finite", "mark_if", _never, lambda: test_finiteness(torch.inf, torch.float32)),

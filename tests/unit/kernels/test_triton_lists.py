@@ -16,7 +16,8 @@ from grace.errors import PayloadError
 from grace.kernels import index_lists, packing, selection, sparse
 from grace.kernels.bit_streams.triton import load_bits, load_field, pack_byte
 from grace.kernels.index_lists import FIXED
-from tests.unit.kernels import test_selection, test_sparse
+from grace.kernels.index_lists.codes import CODES
+from tests.unit.kernels import test_index_codes, test_selection, test_sparse
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_selection import inputs
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
@@ -124,6 +125,38 @@ def test_damaged_lists_are_refused(code: str) -> None:
                     answers[-1].append(str(error))
     assert answers[0] == answers[1]
     assert any(isinstance(answer, str) for answer in answers[0])
+
+
+def written(index: Tensor, n: int) -> str:
+    """The codes of lists, or why there are none."""
+    try:
+        return str(index_lists.encode_indices(index, n, "raw").tolist())
+    except PayloadError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("b", [1, 3])
+def test_lists_that_do_not_increase_in_range_are_refused(b: int) -> None:
+    """The last of b lists has another number: at its ends, in the middle, and where tiles meet."""
+    n, told = 2051, set[str]()
+    for k in (1, 2, 3, 7, 1023, 1024, 1025, 2049):
+        for at in {0, 1, k // 2, 1023, 1024, 1025, k - 1} & set(range(k)):
+            for value in (-1, at, n):
+                index = torch.arange(1, k + 1).repeat(b, 1)
+                index[-1, at] = value
+                with backends.using("reference"):
+                    want = written(index, n)
+                with backends.using("triton"):
+                    assert written(index, n) == want, (k, at, value)
+                told.add(want[:22])
+    assert {"field 'indices' must i", "field 'indices' must b"} < told, "not increasing; not in range; and legal ones"
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_lists_of_any_code_that_do_not_increase_in_range_are_refused(code: str) -> None:
+    with backends.using("triton"):
+        for wrong in ([3, 3], [4, 3], [-1, 3], [3, 10]):
+            test_index_codes.test_lists_that_do_not_increase_in_range_are_refused(code, wrong)
 
 
 def test_values_that_are_not_finite_are_refused() -> None:

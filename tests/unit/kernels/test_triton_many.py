@@ -14,12 +14,14 @@ tl = pytest.importorskip("triton.language")
 
 from grace import wire as wires
 from grace.flags.capturing import pretend_capturing
-from grace.kernels.many import Many, agree_many
+from grace.kernels.many import Many, agree_many, poison_many, settle_many
+from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter
 
 __all__ = ["interpreter"]
 
 SIZES = (1, 5, 300, 1025, 7, 2)
+MORE = (*range(1, 34), 300, 1023, 1024, 1025, 2049)
 CPU = torch.device("cpu")
 
 
@@ -66,6 +68,36 @@ def test_what_becomes_of_tensors() -> None:
     cleared = told(2, torch.float32, 1, True)[2:]
     assert [float(x.abs().sum()) for x in cleared[1:5]] == [0.0] * 4
     assert not math.isnan(float(cleared[3].sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tensors_that_are_poisoned(dtype: torch.dtype) -> None:
+    def draw() -> list[Tensor]:
+        many = Many(MORE, (), (), CPU)
+        assert many.point([offset(torch.arange(n).to(dtype)[None], t % 4) for t, n in enumerate(MORE)])
+        poison_many(torch.arange(len(MORE)) % 3 > 0, many)
+        return list(many.xs)
+
+    agree(draw, dtype)
+    assert [bool(x.isnan().all()) for x in draw()] == [t % 3 == 0 for t in range(len(MORE))]
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_memories_that_stay(drops: bool) -> None:
+    """Where a rest is not to be the memory, and with ``drops`` without what is too large for one."""
+    most = torch.tensor(torch.finfo(torch.float32).max / 64)
+    large = torch.stack((most, most.nextafter(torch.tensor(torch.inf)), -most * 2, *torch.tensor([-0.0, torch.nan])))
+
+    def draw() -> list[Tensor]:
+        parts = [[offset(torch.full((1, n), float(k)), (t + k) % 4) for t, n in enumerate(MORE)] for k in range(3)]
+        for memory in parts[1]:
+            memory[0, -5:] = large[-memory.shape[1] :]
+        many = Many(MORE, (), (), CPU)
+        assert many.point(*parts)
+        settle_many(torch.arange(len(MORE)) % 3 > 0, many, drops=drops)
+        return parts[2]
+
+    agree(draw, drops)
 
 
 def test_marks_are_handed_out_once() -> None:

@@ -77,6 +77,7 @@ class _Launch:
     kernel: str
     begins: Any
     ends: Any
+    races: bool
     grid: tuple[int, ...] = ()
     program: int = -1
     epoch: int = 0
@@ -104,6 +105,8 @@ class _Launch:
         if outside.any():
             self.fault(f"{outside.sum()} of {len(lanes)} addresses outside of all tensors: {line}")
             raise IndexError(line)  # what is there would be read, or overwritten
+        if not self.races:
+            return
         if builder.grid_idx != self.grid:
             self.grid, self.program, self.epoch = builder.grid_idx, self.program + 1, 0
         threads = lanes + (inside.size << 32)
@@ -173,8 +176,9 @@ def _line() -> str:
 
 
 @contextmanager
-def sanitize() -> Iterator[list[str]]:
-    """Watches all launches in the interpreter. The list says at the end what is wrong with them.
+def sanitize(races: bool = True) -> Iterator[list[str]]:
+    """Watches all launches in the interpreter. The list says at the end what is wrong with them; without ``races`` only where
+    they read and write.
 
     Raises:
         triton.runtime.errors.InterpreterError: an address outside of all tensors, which the list names, too.
@@ -193,7 +197,7 @@ def sanitize() -> Iterator[list[str]]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         storages.note(args)
-        launches.append(_Launch(self.fn.__name__, *storages.spans()))
+        launches.append(_Launch(self.fn.__name__, *storages.spans(), races))
         try:
             return call(self, *args, **kwargs)
         finally:

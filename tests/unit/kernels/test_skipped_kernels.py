@@ -1,0 +1,220 @@
+"""Of every Triton kernel, a test that fails without it: a mutant per kernel, in Triton's interpreter.
+
+A launch that is left out writes nothing, and fresh memory is zero here: nobody finds in it what was computed before. Where
+that leads another kernel out of memory, its launch runs, and one of its outputs is overwritten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from grace.kernels.sampling import Chances
+from grace.methods.drive import DRIVE
+from grace.methods.fp8 import FP8
+from grace.methods.lpc import LPC
+from grace.methods.natural import Natural
+from grace.methods.qsgd import QSGD
+from grace.methods.qsparse import Qsparse
+from grace.methods.u8bit import U8bit
+from tests.unit.kernels import (
+    test_triton,
+    test_triton_counted,
+    test_triton_factors,
+    test_triton_fixed,
+    test_triton_floats,
+    test_triton_gaps,
+    test_triton_hashing,
+    test_triton_listed,
+    test_triton_lists,
+    test_triton_many,
+    test_triton_minmax,
+    test_triton_pairs,
+    test_triton_quantiles,
+    test_triton_quartic,
+    test_triton_rotation,
+    test_triton_sampling,
+    test_triton_sides,
+    test_triton_staging,
+    test_triton_subsets,
+    test_triton_tables,
+    test_triton_tagged,
+    test_triton_tails,
+    test_triton_velocities,
+)
+from tests.unit.kernels.compiled_ways import KERNELS
+from tests.unit.kernels.triton_checks import CAUGHT, interpreter
+from tests.unit.kernels.triton_sanitizer import sanitize
+
+__all__ = ["interpreter"]
+
+FRESH = {
+    torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default, torch.ops.aten.new_empty_strided.default,
+}  # fmt: skip
+# Of one launch of a kernel that the others trust: what overwrites its output.
+INSTEAD: dict[str, tuple[str, int]] = {
+    "kernels.sampling._weigh": ("counts", 20),
+    "kernels.tagged._tally": ("counts", 20),
+    "kernels.minmax._hash": ("least", 0),
+}
+
+
+def factors(name: str) -> Callable[[], None]:
+    return partial(test_triton_factors.test_those_of_a_bucket, name)
+
+
+sides = partial(test_triton_sides.wires_and_sums, "raw", 0.3, False)
+pairs = partial(test_triton_lists.pairs, 300, 7, "elias-fano", False)
+reaching = partial(test_triton_lists.reaching, 300, "few values", 1.0, False)
+listed = partial(test_triton_listed.listed, True)
+tails = partial(test_triton_tails.tails, torch.float32)
+sampled = partial(test_triton_counted.wires_and_sums, test_triton_counted.AUTO, choose=test_triton_counted.sampled)
+# A check, and what fails without: a module, and kernels in it.
+TABLE: list[tuple[Callable[[], None], str, str]] = [
+    # ---- codes of blocks, and what they are made of
+    (test_triton.codes(QSGD(bits=4), 30), "kernels.levels", "_quantize _dequantize_sum"),
+    (test_triton.codes(U8bit(block=7), 30), "kernels.codebook", "_encode _sum"),
+    (test_triton.codes(Natural(), 30), "kernels.powers", "_encode _sum"),
+    (partial(test_triton_fixed.codes, LPC(bits=4, block=7), 30), "kernels.fixed", "_encode _sum"),
+    (partial(test_triton_floats.codes, FP8(), 30), "kernels.floats", "_encode _sum"),
+    (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sums _write _sum"),
+    (partial(test_triton_rotation.rotations, 50, 8), "kernels.rotation.turns", "_rotate"),
+    (partial(test_triton.test_bits_of_small_rows, "signs"), "kernels.signs", "_encode _sum"),
+    (partial(test_triton.statistics, 4097, 5000), "kernels", "block_max_kernel piece_sum_kernel join_pieces_kernel"),
+    (tails, "kernels.statistics", "_largest"),
+    (tails, "kernels.tails", "_tail_sums"),
+    (test_triton_listed.test_a_mean_that_is_tiny_is_no_mean, "kernels.statistics", "_piece_sums"),
+    (partial(test_triton_tables.test_tensors_of_a_bucket, *test_triton_tables.CASES[0]), "kernels.tables",
+     "_encode _sum _decode"),
+    (test_triton_quartic.fixed, "kernels.quartic", "_quantize _sum"),
+    # ---- random numbers and subsets
+    (partial(test_triton.test_random_numbers_and_subsets, 7), "random", "_words _uniform"),
+    (partial(test_triton.test_subsets_of_many, (1 << 20) + 1), "random", "_walk"),
+    (partial(test_triton.test_taking_and_adding_subsets, 64), "kernels.subsets", "_take _add"),
+    (partial(test_triton_subsets.subsets, (70,), 0.3, None), "kernels.subsets", "_draw _take_drawn _put_drawn"),
+    (partial(test_triton_subsets.subsets, (300,), 0.3, 1), "kernels.subsets", "_count"),
+    # ---- sums, flags, and copies
+    (partial(test_triton.test_velocities, 70, False), "kernels.momentum", "_accelerate _forget"),
+    (partial(test_triton_velocities.velocities, torch.float32, False), "kernels.momentum",
+     "_accelerate_many _forget_many"),
+    (partial(test_triton.test_sums_with_a_factor, 70, torch.float32), "kernels.sums", "_add_scaled"),
+    (partial(test_triton.test_finiteness, torch.inf, torch.float32), "kernels.finite", "_look _add"),
+    (partial(test_triton_many.test_what_all_ranks_say, test_triton_many.WAYS[0]), "kernels.many", "_agree"),
+    (partial(test_triton_many.test_tensors_that_are_poisoned, torch.float32), "kernels.many", "_poison"),
+    (partial(test_triton_many.test_memories_that_stay, True), "kernels.many", "_settle"),
+    (partial(test_triton_staging.test_staging, torch.float32), "kernels.staging", "_pad _fetch _look _narrow _clear"),
+    (partial(test_triton_staging.test_narrow_tensors_become_float32, torch.bfloat16), "kernels.staging", "_sum"),
+    (partial(test_triton_staging.test_tensors_are_scaled, torch.float32), "kernels.staging", "_scale"),
+    (partial(test_triton_staging.test_what_is_summed_in_sixteen_bits, torch.bfloat16), "kernels.staging", "_round _widen"),
+    (test_triton_staging.test_weighed_sums_of_rounded_products, "kernels.staging", "_weigh"),
+    # ---- thin factors
+    (factors("draw"), "kernels.factors", "draw_kernel"),
+    (factors("rows"), "kernels.low_rank", "rows_kernel join_kernel"),
+    (factors("columns"), "kernels.low_rank", "columns_kernel"),
+    (factors("split"), "kernels.low_rank", "split_kernel"),
+    (factors("add"), "kernels.low_rank", "add_kernel"),
+    (factors("bases"), "kernels.low_rank.bases", "_orthonormalize"),
+    (factors("units"), "kernels.low_rank.bases", "unit_rows_kernel"),
+    (factors("fit"), "kernels.low_rank.bases", "fit_kernel"),
+    (factors("succeed"), "kernels.low_rank.bases", "succeed_kernel"),
+    (factors("turn"), "kernels.low_rank.bases", "turn_kernel"),
+    (factors("ridges"), "kernels.low_rank.ridge", "solve_kernel"),
+    (factors("unit_columns"), "kernels.low_rank.ridge", "unit_columns_kernel"),
+    # ---- lists
+    (partial(test_triton_lists.fields, 11, 300), "kernels.packing", "_pack _unpack"),
+    (partial(test_triton_lists.test_digits, 6), "kernels.packing", "_pack_trits _unpack_trits"),
+    (reaching, "kernels.bit_streams", "scan_kernel"),
+    (reaching, "kernels.selection", "_emit"),
+    (reaching, "kernels.selection.tiles", "_measure"),
+    (partial(test_triton_lists.selections, 300, ["heavy tails"], {1}), "kernels.selection.tiles", "_estimate"),
+    (sides, "kernels.selection", "_refine _tally"),
+    (sides, "kernels.selection.sides", "_list"),
+    (sides, "kernels.counted.sided", "_encode"),
+    (pairs, "kernels.sparse", "_write _sum_lists _add_part"),
+    (pairs, "kernels.index_lists", "_count _read"),
+    (partial(test_triton_listed.compressed, Qsparse(ratio=0.3), True), "kernels.sparse", "_clear"),
+    (listed, "kernels.sparse", "_put _take"),
+    (listed, "kernels.index_lists", "_write"),
+    (partial(test_triton_lists.test_lists_that_do_not_increase_in_range_are_refused, 3), "kernels.index_lists", "_check"),
+    (partial(test_triton_gaps.small, "rice"), "kernels.gap_lists", "_measure _lay _write _count _place _finish"),
+    # ---- codes as long as the data want
+    (partial(test_triton_counted.wires_and_sums, test_triton_counted.AUTO), "kernels.counted", "_plan _open"),
+    (sampled, "kernels.counted", "_sample _levels"),
+    (sampled, "kernels.selection", "_pick"),
+    (partial(test_triton_sampling.units, Chances(0.3, None, 2, False), (64,)), "kernels.sampling.search", "_look _end"),
+    (partial(test_triton_sampling.wires_and_sums, "auto", sizes=(90,)), "kernels.sampling",
+     "_weigh _plan _emit _write _open"),
+    (partial(test_triton_sampling.wires_and_sums, "delta", test_triton_sampling.MOST_OF_THEM, (2, 3, 4, 5)),
+     "kernels.sampling", "_expect"),
+    (partial(test_triton_quartic.exchange, (20,), 0.1, 1), "kernels.quartic", "_count _write _measure _lengthen"),
+    (partial(test_triton_tagged.exchange, 6, False, (20,), 1.0, 1), "kernels.tagged", "_tally _write _count _sum"),
+    # ---- sketches
+    (partial(test_triton_hashing.test_sketches_of_a_bucket, test_triton_hashing.CASES[1]), "kernels.hashing",
+     "_assign _add _read"),
+    (partial(test_triton_quantiles.test_wires_of_a_bucket, test_triton_quantiles.CASES[2]), "kernels.quantiles",
+     "_look _sample _cut _encode _add _sum"),
+    (test_triton_minmax.exchange, "kernels.minmax", "_look _encode _lay _hash _drop _write"),
+    (test_triton_minmax.exchange, "kernels.minmax.read", "_open _tally _bound _decode"),
+    (partial(test_triton_quantiles.test_wires_of_a_bucket, test_triton_quantiles.CASES[2]), "kernels.quantiles", "_drop"),
+]  # fmt: skip
+CASES = [(f"{module}.{name}", check) for check, module, names in TABLE for name in names.split()]
+
+
+class Zeroed(TorchDispatchMode):
+    """Fresh memory is zero."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer.zero_() if func in FRESH else answer
+
+
+@contextmanager
+def launches(without: str | None = None) -> Iterator[Counter[str]]:
+    """How often each kernel is launched here. The launches of one are left out, or spoiled."""
+    seen, launch = Counter[str](), GridExecutor.__call__
+    name, value = INSTEAD.get(without or "", ("", 0))
+
+    def run(executor: Any, *args: Any, **kwargs: Any) -> None:
+        module = executor.fn.__module__.removeprefix("grace.").removesuffix(".triton")
+        seen[kernel := f"{module}.{executor.fn.__name__}"] += 1
+        if kernel != without or name:
+            launch(executor, *args, **kwargs)
+        if kernel == without and name:
+            args[executor.arg_names.index(name)].fill_(value)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GridExecutor, "__call__", run)
+        yield seen
+
+
+@cache
+def launched_by(check: Callable[[], None]) -> Counter[str]:
+    """How often a check launches which kernels, and passes."""
+    with launches() as seen:
+        check()
+    return seen
+
+
+def test_of_no_kernel_it_is_unknown_who_misses_it() -> None:
+    """Of a new kernel somebody has to say what fails without it."""
+    assert sorted(kernel for kernel, _ in CASES) == sorted(KERNELS)
+
+
+@pytest.mark.parametrize(("kernel", "check"), [pytest.param(*case, id=case[0]) for case in CASES])
+def test_a_kernel_that_does_not_run_is_missed(kernel: str, check: Callable[[], None]) -> None:
+    assert launched_by(check)[kernel]
+    with launches(without=kernel) as seen, sanitize(races=False), Zeroed(), pytest.raises(CAUGHT):
+        check()
+    assert seen[kernel]
