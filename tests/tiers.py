@@ -39,6 +39,9 @@ CAUGHT = {
     "another model": "tests/unit/grace_bench/toolkits/test_toolkits.py::test_a_toolkit_with_a_defect_is_caught",
     "fused products": "tests/unit/kernels/test_triton.py::test_the_compiler_takes_every_kernel_and_changes_no_bits",
     "a Triton kernel that leaves out the memory": "tests/unit/kernels/test_triton_lists.py::test_mutants_are_caught",
+    "a Triton kernel that does not run": (
+        "tests/unit/kernels/test_triton_skipped.py::test_a_kernel_that_does_not_run_is_missed"
+    ),
     "a sum that is written too far": "tests/laws/test_many_sanitized.py::test_mutants_are_caught",
     "a pass too few": "tests/unit/kernels/test_triton_passes.py::test_a_pass_too_few_is_noticed",
     "asks at some size": "tests/laws/test_no_sync.py::test_mutants_are_caught",

@@ -93,9 +93,13 @@ def test_blocks_of_several_pieces(codec: Fused) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_bits_of_small_rows(codec: str) -> None:
     for n in (1, 5, 8, 17, 33, 70, 300):
-        block = (1, 3, 8, 16, 48, 4096, 10**12)[n % 7]
-        x, memory = signed_numbers(2, n, n % 5, n), signed_numbers(2, n, (n + 1) % 5, n + 1)
-        agree(lambda x=x, memory=memory, block=block: everything(codec, x, memory, block, 3), (n, block))  # type: ignore[misc]
+        bits(codec, n)
+
+
+def bits(codec: str, n: int) -> None:
+    block = (1, 3, 8, 16, 48, 4096, 10**12)[n % 7]
+    x, memory = signed_numbers(2, n, n % 5, n), signed_numbers(2, n, (n + 1) % 5, n + 1)
+    agree(lambda: everything(codec, x, memory, block, 3), (n, block))
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -111,8 +115,8 @@ def test_statistics(n: int) -> None:
         statistics(n, block)
 
 
-def statistics(n: int, block: int) -> None:
-    x = check.numbers(3, n)
+def statistics(n: int, block: int, rows: int = 3) -> None:
+    x = check.numbers(rows, n)
     agree(
         lambda: [kernels.block_abs_max(x, block), kernels.block_abs_mean(x, block), kernels.block_norm(x, block)],
         (n, block),
@@ -132,7 +136,11 @@ def test_random_numbers_and_subsets(n: int) -> None:
 
 @pytest.mark.parametrize("n", [(1 << 20) + 1, (1 << 32) - 1, (1 << 40) + 3])
 def test_subsets_of_many(n: int) -> None:
-    agree(lambda: [STREAM.subset(n, 3000)], n)
+    drawn(n, 3000)
+
+
+def drawn(n: int, k: int) -> None:
+    agree(lambda: [STREAM.subset(n, k)], n)
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -290,9 +298,7 @@ def test_codes_of_every_size(codec: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_bits_of_every_size(codec: str) -> None:
     for n in range(1, 301):
-        block = (1, 3, 8, 16, 48, 4096, 10**12)[n % 7]
-        x, memory = signed_numbers(2, n, n % 5, n), signed_numbers(2, n, (n + 1) % 5, n + 1)
-        agree(lambda x=x, memory=memory, block=block: everything(codec, x, memory, block, 3), (n, block))  # type: ignore[misc]
+        bits(codec, n)
     for n, block in ((1023, 64), (4097, 4096)):
         test_bits_around_the_borders_of_tiles_and_pieces(codec, n, block)
 

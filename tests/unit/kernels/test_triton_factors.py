@@ -287,13 +287,6 @@ def _of_the_first(sides, task, COLUMN: tl.constexpr, MANY: tl.constexpr):  # typ
 
 
 @triton.jit
-def _last_piece_alone(  # type: ignore[no-untyped-def]
-    sides, programs, sums, out, m, l, r, MANY: tl.constexpr, ALONG: tl.constexpr, TILE: tl.constexpr
-):
-    pass
-
-
-@triton.jit
 def _neighbors(total, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
     for t in tl.static_range(0, LOG):
         low, high = tl.split(tl.reshape(total, (1 << (LOG - 1 - t), 2)))
@@ -381,8 +374,6 @@ MUTANTS: list[tuple[str, Any, Any, Any]] = [
     ("kernels.low_rank.triton.begin_of", _of_the_first, rows, SMALL[:2]),
     ("kernels.low_rank.triton.begin_of", _of_the_first, columns, SMALL[:2]),
     ("kernels.low_rank.triton.begin_of", _of_the_first, split, SMALL[:2]),
-    ("kernels.factors.triton.join_kernel", _last_piece_alone, rows, FEW["rows"]),
-    pytest.param("kernels.factors.triton.join_kernel", _last_piece_alone, columns, FEW["columns"], marks=night),
     ("kernels.low_rank.bases.triton.fold", _neighbors, bases, FEW["bases"]),
     ("kernels.low_rank.bases.triton._reflect", _as_they_are, bases, SMALL),
     ("kernels.low_rank.bases.triton.dot_by_halves", _in_single_precision, units, FEW["units"]),

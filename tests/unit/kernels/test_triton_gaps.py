@@ -213,10 +213,6 @@ def _never(marks, bad):  # type: ignore[no-untyped-def]
     tl.store(marks, 1)
 
 
-def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(counts), torch.zeros(len(counts), len(spans), dtype=torch.int32)
-
-
 def small(index: str) -> None:
     exchange(pairs_of(index, {300: 40}), {300: 40}, W=1)
 
@@ -232,7 +228,6 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("_delta_gaps", _no_gaps, lambda: small("delta")),
     ("mark_if", _never, lambda: damaged("rice", BITS["rice"][2:])),
     ("mark_if", _never, lambda: damaged("delta", BITS["delta"][2:])),
-    ("scan", _nothing_before, lambda: small("rice")),
 ]
 
 

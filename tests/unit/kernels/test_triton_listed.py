@@ -206,11 +206,6 @@ def _one_further(programs, kept, index, TILE: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _never_cleared(table, programs, kept, index, numbers, flags, ROWS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    tl.program_id(0)
-
-
-@triton.jit
 def _any_is_good(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
     value, good = _load_of_grid(at, j, inside, k, BITS, COUNT, STEP, UNIT)
     return value, good | True
@@ -221,15 +216,10 @@ def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # 
     return load_sum(x, e, i, inside, 0)
 
 
-def _signs() -> None:
-    compressed(Qsparse(ratio=0.3), True)
-
-
 # module, what is replaced in it, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("index_lists.triton.code_of", _list_of_the_first, lambda: listed(False)),
     ("sparse.triton._listed", _one_further, lambda: listed(True)),
-    ("sparse.triton._clear", _never_cleared, _signs),
     ("selection.tiles.triton.load_sum", _memory_left_out, lambda: listed(True)),
     ("sparse.triton._load_of_grid", _any_is_good, lambda: test_scales_and_codes_that_no_sender_writes("triton")),
     ("signs.triton.NONE", 1, test_a_mean_that_is_tiny_is_no_mean),

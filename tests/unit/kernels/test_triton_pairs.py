@@ -161,10 +161,6 @@ def _never(marks, bad):  # type: ignore[no-untyped-def]
     tl.store(marks, 1)
 
 
-def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(counts), torch.zeros(len(counts), len(spans), dtype=torch.int32)
-
-
 def _small() -> None:
     exchange((3, 41), 0.2, "memory")
 
@@ -175,7 +171,6 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("selection.tiles.triton.row_at", _gradients_alone, _small),
     ("sparse.triton.code_of", _list_of_the_first, _small),
     ("index_lists.triton.code_of", _list_of_the_first, _small),
-    ("index_lists.triton.scan", _nothing_before, _small),
     ("index_lists.triton.mark_if", _never, test_damaged_lists_are_told),
 ]
 

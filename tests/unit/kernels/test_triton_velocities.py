@@ -75,14 +75,8 @@ def _memory_for_rest(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):  # 
     return tl.load(table + task * 8 + (COLUMN + 1) // 2 * 2).to(tl.pointer_type(tl.float32))
 
 
-@triton.jit
-def _forget_none(table, programs, like, masked, NESTEROV: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    pass
-
-
 MUTANTS = (
     ("load_number", _no_gradient, False), ("load_number", _no_gradient, True), ("tensor_of", _memory_for_rest, False),
-    ("_forget_many", _forget_none, False),
 )  # fmt: skip
 
 

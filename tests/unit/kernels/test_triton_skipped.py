@@ -65,6 +65,8 @@ FRESH = {
 }  # fmt: skip
 # Of one launch of a kernel that the others trust: what overwrites its output.
 INSTEAD: dict[str, tuple[str, int]] = {
+    "kernels.selection._refine": ("finer", 1 << 20),
+    "kernels.selection._tally": ("both", 0),
     "kernels.sampling._weigh": ("counts", 20),
     "kernels.tagged._tally": ("counts", 20),
     "kernels.minmax._hash": ("least", 0),
@@ -76,12 +78,12 @@ def factors(name: str) -> Callable[[], None]:
 
 
 sides = partial(test_triton_sides.wires_and_sums, "raw", 0.3, False)
-pairs = partial(test_triton_lists.pairs, 300, 7, "elias-fano", False)
+pairs = partial(test_triton_pairs.exchange, (3, 41), 0.2, "memory")
 reaching = partial(test_triton_lists.reaching, 300, "few values", 1.0, False)
 listed = partial(test_triton_listed.listed, True)
 tails = partial(test_triton_tails.tails, torch.float32)
 sampled = partial(test_triton_counted.wires_and_sums, test_triton_counted.AUTO, choose=test_triton_counted.sampled)
-# A check, and what fails without: a module, and kernels in it.
+# A check, and what it fails without: a module, and kernels in it; behind the bar those that are left to the night.
 TABLE: list[tuple[Callable[[], None], str, str]] = [
     # ---- codes of blocks, and what they are made of
     (test_triton.codes(QSGD(bits=4), 30), "kernels.levels", "_quantize _dequantize_sum"),
@@ -89,19 +91,20 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (test_triton.codes(Natural(), 30), "kernels.powers", "_encode _sum"),
     (partial(test_triton_fixed.codes, LPC(bits=4, block=7), 30), "kernels.fixed", "_encode _sum"),
     (partial(test_triton_floats.codes, FP8(), 30), "kernels.floats", "_encode _sum"),
-    (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sums _write _sum"),
+    (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sum | _sums _write"),
     (partial(test_triton_rotation.rotations, 50, 8), "kernels.rotation.turns", "_rotate"),
-    (partial(test_triton.test_bits_of_small_rows, "signs"), "kernels.signs", "_encode _sum"),
-    (partial(test_triton.statistics, 4097, 5000), "kernels", "block_max_kernel piece_sum_kernel join_pieces_kernel"),
+    (partial(test_triton.bits, "signs", 33), "kernels.signs", "_encode _sum"),
+    (partial(test_triton.statistics, 70, 16, 1), "kernels", "block_max_kernel piece_sum_kernel"),
+    (partial(test_triton.statistics, 4097, 5000, 1), "kernels", "join_pieces_kernel"),
     (tails, "kernels.statistics", "_largest"),
     (tails, "kernels.tails", "_tail_sums"),
     (test_triton_listed.test_a_mean_that_is_tiny_is_no_mean, "kernels.statistics", "_piece_sums"),
     (partial(test_triton_tables.test_tensors_of_a_bucket, *test_triton_tables.CASES[0]), "kernels.tables",
-     "_encode _sum _decode"),
+     "_sum | _encode _decode"),
     (test_triton_quartic.fixed, "kernels.quartic", "_quantize _sum"),
     # ---- random numbers and subsets
     (partial(test_triton.test_random_numbers_and_subsets, 7), "random", "_words _uniform"),
-    (partial(test_triton.test_subsets_of_many, (1 << 20) + 1), "random", "_walk"),
+    (partial(test_triton.drawn, (1 << 20) + 1, 30), "random", "_walk"),
     (partial(test_triton.test_taking_and_adding_subsets, 64), "kernels.subsets", "_take _add"),
     (partial(test_triton_subsets.subsets, (70,), 0.3, None), "kernels.subsets", "_draw _take_drawn _put_drawn"),
     (partial(test_triton_subsets.subsets, (300,), 0.3, 1), "kernels.subsets", "_count"),
@@ -139,37 +142,43 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (reaching, "kernels.selection", "_emit"),
     (reaching, "kernels.selection.tiles", "_measure"),
     (partial(test_triton_lists.selections, 300, ["heavy tails"], {1}), "kernels.selection.tiles", "_estimate"),
-    (sides, "kernels.selection", "_refine _tally"),
-    (sides, "kernels.selection.sides", "_list"),
-    (sides, "kernels.counted.sided", "_encode"),
-    (pairs, "kernels.sparse", "_write _sum_lists _add_part"),
+    (partial(test_triton_lists.selections, 300, ["few values"], {100}), "kernels.selection", "_refine"),
+    (partial(test_triton_lists.selections, 4097, ["few values"], {40}), "kernels.selection", "_tally"),
+    (sides, "kernels.selection.sides", "| _list"),
+    (sides, "kernels.counted.sided", "| _encode"),
+    (partial(test_triton_lists.pairs, 300, 7, "raw", False), "kernels.sparse", "_add_part"),
+    (pairs, "kernels.sparse", "_write _sum_lists"),
     (pairs, "kernels.index_lists", "_count _read"),
     (partial(test_triton_listed.compressed, Qsparse(ratio=0.3), True), "kernels.sparse", "_clear"),
     (listed, "kernels.sparse", "_put _take"),
     (listed, "kernels.index_lists", "_write"),
-    (partial(test_triton_lists.test_lists_that_do_not_increase_in_range_are_refused, 3), "kernels.index_lists", "_check"),
+    (partial(test_triton_lists.test_lists_that_do_not_increase_in_range_are_refused, 1), "kernels.index_lists", "_check"),
     (partial(test_triton_gaps.small, "rice"), "kernels.gap_lists", "_measure _lay _write _count _place _finish"),
     # ---- codes as long as the data want
     (partial(test_triton_counted.wires_and_sums, test_triton_counted.AUTO), "kernels.counted", "_plan _open"),
-    (sampled, "kernels.counted", "_sample _levels"),
+    (sampled, "kernels.counted", "| _sample _levels"),
     (sampled, "kernels.selection", "_pick"),
     (partial(test_triton_sampling.units, Chances(0.3, None, 2, False), (64,)), "kernels.sampling.search", "_look _end"),
-    (partial(test_triton_sampling.wires_and_sums, "auto", sizes=(90,)), "kernels.sampling",
-     "_weigh _plan _emit _write _open"),
-    (partial(test_triton_sampling.wires_and_sums, "delta", test_triton_sampling.MOST_OF_THEM, (2, 3, 4, 5)),
+    (partial(test_triton_sampling.wires_and_sums, "auto", sizes=(40,), world=1), "kernels.sampling",
+     "_write _open | _weigh _plan _emit"),
+    (partial(test_triton_sampling.wires_and_sums, "delta", test_triton_sampling.MOST_OF_THEM, (12,), 1),
      "kernels.sampling", "_expect"),
-    (partial(test_triton_quartic.exchange, (20,), 0.1, 1), "kernels.quartic", "_count _write _measure _lengthen"),
-    (partial(test_triton_tagged.exchange, 6, False, (20,), 1.0, 1), "kernels.tagged", "_tally _write _count _sum"),
+    (partial(test_triton_quartic.exchange, (20,), 0.1, 1), "kernels.quartic", "_write | _count _measure _lengthen"),
+    (partial(test_triton_tagged.exchange, 6, False, (20,), 1.0, 1), "kernels.tagged", "_count | _tally _write _sum"),
     # ---- sketches
     (partial(test_triton_hashing.test_sketches_of_a_bucket, test_triton_hashing.CASES[1]), "kernels.hashing",
-     "_assign _add _read"),
+     "_assign | _add _read"),
     (partial(test_triton_quantiles.test_wires_of_a_bucket, test_triton_quantiles.CASES[2]), "kernels.quantiles",
-     "_look _sample _cut _encode _add _sum"),
-    (test_triton_minmax.exchange, "kernels.minmax", "_look _encode _lay _hash _drop _write"),
-    (test_triton_minmax.exchange, "kernels.minmax.read", "_open _tally _bound _decode"),
-    (partial(test_triton_quantiles.test_wires_of_a_bucket, test_triton_quantiles.CASES[2]), "kernels.quantiles", "_drop"),
+     "_drop _sum | _look _sample _cut _encode _add"),
+    (test_triton_minmax.exchange, "kernels.minmax", "_write | _look _encode _lay _hash _drop"),
+    (test_triton_minmax.exchange, "kernels.minmax.read", "_decode | _open _tally _bound"),
 ]  # fmt: skip
-CASES = [(f"{module}.{name}", check) for check, module, names in TABLE for name in names.split()]
+CASES = [
+    (f"{module}.{name}", check, marks)
+    for check, module, names in TABLE
+    for part, marks in zip(names.split("|"), ((), pytest.mark.night("a Triton kernel that does not run")), strict=False)
+    for name in part.split()
+]
 
 
 class Zeroed(TorchDispatchMode):
@@ -209,10 +218,12 @@ def launched_by(check: Callable[[], None]) -> Counter[str]:
 
 def test_of_no_kernel_it_is_unknown_who_misses_it() -> None:
     """Of a new kernel somebody has to say what fails without it."""
-    assert sorted(kernel for kernel, _ in CASES) == sorted(KERNELS)
+    assert sorted(kernel for kernel, _, _ in CASES) == sorted(KERNELS)
 
 
-@pytest.mark.parametrize(("kernel", "check"), [pytest.param(*case, id=case[0]) for case in CASES])
+@pytest.mark.parametrize(
+    ("kernel", "check"), [pytest.param(kernel, check, marks=marks, id=kernel) for kernel, check, marks in CASES]
+)
 def test_a_kernel_that_does_not_run_is_missed(kernel: str, check: Callable[[], None]) -> None:
     assert launched_by(check)[kernel]
     with launches(without=kernel) as seen, sanitize(races=False), Zeroed(), pytest.raises(CAUGHT):
