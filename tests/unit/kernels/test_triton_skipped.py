@@ -173,7 +173,7 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (test_triton_minmax.exchange, "kernels.minmax", "_write | _look _encode _lay _hash _drop"),
     (test_triton_minmax.exchange, "kernels.minmax.read", "_decode | _open _tally _bound"),
 ]  # fmt: skip
-CASES = [
+CASES: list[tuple[str, Callable[[], None], Any]] = [
     (f"{module}.{name}", check, marks)
     for check, module, names in TABLE
     for part, marks in zip(names.split("|"), ((), pytest.mark.night("a Triton kernel that does not run")), strict=False)
