@@ -223,7 +223,7 @@ def _memory(method: grace.Method[Any]) -> str:
     )
     return (
         f"Beside the gradient a worker {kept}, and at most {found.most:.2g} times its bytes are alive in a step (a matrix of "
-        f"{SIDE} x {SIDE}, {WORKERS} workers, plain torch; fused kernels need less). See [how it is counted]"
+        f"{SIDE} x {SIDE}, {WORKERS} workers, plain torch). See [how it is counted]"
         "(../concepts/gpu.md#memory)."
     )
 
