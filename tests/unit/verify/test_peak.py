@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import grace
-from grace.verify.inputs import normal
 from grace.verify import facts
+from grace.verify.inputs import normal
 from grace.verify.peak import measure_peak
 
 PAGE = Path(__file__).parents[3] / "docs/concepts/gpu.md"
