@@ -84,13 +84,11 @@ class Allreduce(Communicator):
         """Numbers that travel as they are travel side by side, of tensors of any shapes; wires on an accelerator are made by
         as many launches as one tensor takes.
         """
-        if not self.compressor.transparent:
+        if not self.compressor.transparent or (peers and Peers.of(peers).keep_rests):
             exchange = self._in_few_launches(xs, Peers.of(peers)) if peers else None
             return (yield from exchange or Method.exchange_all(self, xs, states, peers))
-        if not isinstance(peers, Peers) or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
-            return (yield from Method.exchange_all(self, xs, states, peers))
-        workspace = peers.like.lent.workspace
-        if workspace is None or peers.memories is not None or peers.like.lent.keep_rest:
+        workspace = peers.like.lent.workspace if isinstance(peers, Peers) else None
+        if workspace is None or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         if (whole := side_by_side(xs)) is not None:
             parts = Parts(tuple(range(len(xs))), tuple([x.numel() for x in xs]))

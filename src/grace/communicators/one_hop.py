@@ -41,7 +41,7 @@ class OneHop(Communicator):
         """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them; on an
         accelerator by as many launches as one tensor takes.
         """
-        if peers and self.batches(xs[0]) and not self.compressor.summable and not on_host(xs[0].device):
+        if peers and self.batches(xs[0]) and not on_host(xs[0].device):
             whose = Peers.of(peers)
             if (bucket := self._prepare(xs, whose, plan_bytes)) is not None:
                 return (yield from exchange_many(bucket, xs, whose, self._gather))

@@ -93,7 +93,7 @@ def _bfloat16_word(number):
 
 
 @triton.jit
-def _store_rounded(x, i, inside, number):
+def store_rounded(x, i, inside, number):
     """Stores numbers as x's type, float16 or words of bfloat16, to nearest and even. float32: what they are then."""
     if x.dtype.element_ty == tl.int16:
         word = _bfloat16_word(number)
@@ -114,7 +114,7 @@ def _scale(table, programs, like, factors, EVEN: tl.constexpr, TILE: tl.constexp
         x, _start = numbers_of(table, task, like, EVEN)
         _place, n = wire_of(table, task)
         i = tile * TILE + tl.arange(0, TILE)
-        _store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
+        store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: t
     i = tile * TILE + tl.arange(0, TILE)
     x, _start = numbers_of(table, task, like, EVEN)
     mean = tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0)
-    rounded = _store_rounded(x, i, i < n, mean)
+    rounded = store_rounded(x, i, i < n, mean)
     mark_if(marks + task, (magnitude(rounded) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
     if HAS_REST:
         rest = tensor_of(table, task, 2, EVEN) + i
@@ -139,7 +139,7 @@ def _round(table, programs, like, rounded, marks, weight, EVEN: tl.constexpr, TI
     wire, _start = numbers_of(rounded, task, like, EVEN)
     product = tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0) * weight
     mark_if(marks + task, magnitude(product) >= 0x7F800000)
-    _store_rounded(wire, i, i < n, product)
+    store_rounded(wire, i, i < n, product)
 
 
 @triton.jit
