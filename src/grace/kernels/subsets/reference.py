@@ -62,14 +62,14 @@ def _sum(
     messages: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
 ) -> list[Tensor]:
     """Sets the rows of ``into``: what has been added, of all messages ``[W, s]``, for each row."""
-    said = []
+    sent = []
     for t, x in enumerate(_rows(into.xs)):
         places, total = _places(many, drawing, step, t), torch.zeros_like(x)
-        said.append(torch.stack([_part(one, many, drawing, t)[: len(places)] for one in messages]))
-        for part in said[-1]:
+        sent.append(torch.stack([_part(one, many, drawing, t)[: len(places)] for one in messages]))
+        for part in sent[-1]:
             add_at_(total, 0, places, part * weight[t])
         x.copy_(total)
-    return said
+    return sent
 
 
 def _all_finite(rows: Sequence[Tensor]) -> Tensor:
