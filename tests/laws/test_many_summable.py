@@ -65,6 +65,20 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype) -> Non
     assert_bits(spec, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_methods_that_start_later_have_the_bytes_of_the_cpu(dtype: torch.dtype) -> None:
+    """Of three steps the first goes uncompressed, or all."""
+    for start in (1, 3):
+        assert_bits(f"qsgd:bits=4,memory=residual,start={start}", dtype)
+
+
+@pytest.mark.parametrize(("start", "launches"), [(2, 2), (1, 4)])
+def test_launches_of_methods_that_start_later(start: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second step, which goes uncompressed, or as ``qsgd`` does."""
+    spec = f"qsgd:memory=residual,start={start}"
+    assert [count_work(spec, ((3,),) * T, monkeypatch) for T in (3, 40)] == [(launches, 0)] * 2
+
+
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("communicator", OVER)
@@ -93,6 +107,12 @@ def test_a_mean_that_overflows_is_not_finite(communicator: str, monkeypatch: pyt
 
     monkeypatch.setattr("tests.laws.bucket_runs.gradients", large)
     assert_bits(f"fp16:communicator={communicator},memory=none", torch.float32)
+
+
+def test_what_is_not_finite_before_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.schedules.delayed.poison_many", lambda flags, many: None)
+    with pytest.raises(AssertionError):
+        assert_bits("qsgd:start=3", torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,12 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Parts
 from grace.communicators.bucket import BucketPlan
-from grace.compute import backends
-from grace.compute.launching import READ
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
-from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
 from grace.kernels.many import Many, agree_many, poison_many
 from grace.kernels.staging import finite_many, narrow_many
@@ -88,18 +86,6 @@ def prepare(
         return None
     workspace.kept[key] = kept
     return Prepared(compressor, stream_of(peers[0]), many, plan, workspace, means)
-
-
-def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
-    either with memories and places for the rests, or with no rests wanted.
-    """
-    device, dtype = xs[0].device, xs[0].dtype
-    if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
-        return False
-    if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
-        return False
-    return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
 
 
 def agree(

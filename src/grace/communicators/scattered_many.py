@@ -19,12 +19,13 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import agree, can_go_together, give_back
+from grace.communicators.many import agree, give_back
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many
 from grace.kernels.staging import fetch_many, finite_many, pad_many

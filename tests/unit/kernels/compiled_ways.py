@@ -432,6 +432,7 @@ NARROW = {
     "kernels.staging._pad": ["like"],
     "kernels.staging._sum": ["like"],
     "kernels.staging._scale": ["like"],
+    "kernels.staging._look": ["like"],
     "kernels.staging._narrow": ["like"],
     "kernels.staging._weigh": ["like"],
     "kernels.staging._round": ["like"],

@@ -76,12 +76,13 @@ def _clear(table, programs, like, flags, b, EVEN: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def _look(table, programs, marks, LEAST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
-    """A mark for each tensor that has a magnitude whose word is LEAST or more."""
+def _look(table, programs, like, marks, LEAST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """A mark for each tensor that has a magnitude whose word, as float32, is LEAST or more."""
     task, tile = tile_of(programs)
+    x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
     i = tile * TILE + tl.arange(0, TILE)
-    mark_if(marks + task, magnitude(tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0)) >= LEAST)
+    mark_if(marks + task, magnitude(load_number(x, i, i < n)) >= LEAST)
 
 
 @triton.jit
@@ -198,7 +199,7 @@ def nonzero_many(flags: Tensor, many: Many) -> Tensor:
 def _all_below(many: Many, least: int) -> Tensor:
     """``[T]`` bool: of which tensors no magnitude's word reaches this."""
     tiles, marks = many.tiles(TILE), many.marks()
-    launch(_look, (tiles.shape[0],), many.table, tiles, marks.clean, LEAST=least, EVEN=many.even, TILE=TILE)
+    launch(_look, (tiles.shape[0],), many.table, tiles, many.like, marks.clean, LEAST=least, EVEN=many.even, TILE=TILE)
     return many.all_of(marks.clean)
 
 
