@@ -253,14 +253,14 @@ def mean_in_place(xs: Sequence[Tensor], workspace: Workspace) -> Exchange[list[T
     """The means of tensors of any shapes, of one dtype, as the network sums them: one all-reduce, side by side as they are
     where they lie so. They may take the places of the tensors.
     """
-    if (whole := side_by_side(xs)) is None:
+    if (message := side_by_side(xs)) is None:
         ops = [AllReduce(x, "mean", True) for x in xs]
         layouts = workspace.kept.setdefault(Layouts, Layouts())
         return (yield from one_collective(ops, layouts, workspace, range(len(xs))))
     parts = Parts(tuple(range(len(xs))), tuple([x.numel() for x in xs]))
-    answer = yield AllReduce(whole, "mean", donate=True, parts=parts)
-    if answer.data_ptr() != whole.data_ptr():
-        whole.copy_(answer)
+    answer = yield AllReduce(message, "mean", donate=True, parts=parts)
+    if answer.data_ptr() != message.data_ptr():
+        message.copy_(answer)
     return list(xs)
 
 
