@@ -30,6 +30,7 @@ from grace.methods.qsparse import Qsparse
 from grace.methods.u8bit import U8bit
 from tests.unit.kernels import (
     test_triton,
+    test_triton_casts,
     test_triton_counted,
     test_triton_factors,
     test_triton_fixed,
@@ -65,7 +66,7 @@ FRESH = {
 }  # fmt: skip
 # Of one launch of a kernel that the others trust: what overwrites its output.
 INSTEAD: dict[str, tuple[str, int]] = {
-    "kernels.selection._refine": ("finer", 1 << 20),
+    "kernels.selection._refine": ("finer", 1 << 10),
     "kernels.selection._tally": ("both", 0),
     "kernels.sampling._weigh": ("counts", 20),
     "kernels.tagged._tally": ("counts", 20),
@@ -89,6 +90,7 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (test_triton.codes(QSGD(bits=4), 30), "kernels.levels", "_quantize _dequantize_sum"),
     (test_triton.codes(U8bit(block=7), 30), "kernels.codebook", "_encode _sum"),
     (test_triton.codes(Natural(), 30), "kernels.powers", "_encode _sum"),
+    (partial(test_triton_casts.test_rows_and_rests_in_place, torch.bfloat16), "kernels.casts", "_encode _sum"),
     (partial(test_triton_fixed.codes, LPC(bits=4, block=7), 30), "kernels.fixed", "_encode _sum"),
     (partial(test_triton_floats.codes, FP8(), 30), "kernels.floats", "_encode _sum"),
     (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sum | _sums _write"),
@@ -143,7 +145,7 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (reaching, "kernels.selection.tiles", "_measure"),
     (partial(test_triton_lists.selections, 300, ["heavy tails"], {1}), "kernels.selection.tiles", "_estimate"),
     (partial(test_triton_lists.selections, 300, ["few values"], {100}), "kernels.selection", "_refine"),
-    (partial(test_triton_lists.selections, 4097, ["few values"], {40}), "kernels.selection", "_tally"),
+    (partial(test_triton_lists.selections, 4097, ["few values"], {3000}), "kernels.selection", "_tally"),
     (sides, "kernels.selection.sides", "| _list"),
     (sides, "kernels.counted.sided", "| _encode"),
     (partial(test_triton_lists.pairs, 300, 7, "raw", False), "kernels.sparse", "_add_part"),
