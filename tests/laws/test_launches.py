@@ -41,8 +41,8 @@ VARIANTS = {
     "drive:memory=residual,follow_lr=true": 10, "powersgd:follow_lr=true": 6, "efsignsgd:memory=distef,follow_lr=true": 7,
     "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11, "3lc:zre=false": 5,
     "inceptionn:p=6,memory=residual": 9, "gspar:epsilon=1": 21, "gspar:rounds=0,memory=residual": 16,
-    "gradzip": 6, "gradzip:rank=1,min_rate=0.1": 22, "gradzip:rank=1,min_rate=0.1,alternate=true": 17,
-    "gradzip:rank=1,min_rate=0.1,memory=none": 19, "atomosvd": 0, "gradiveq": 6, "gradiveq:collect=1": 15,
+    "gradzip": 6, "gradzip:rank=1,min_rate=0.1": 23, "gradzip:rank=1,min_rate=0.1,alternate=true": 17,
+    "gradzip:rank=1,min_rate=0.1,memory=none": 20, "atomosvd": 0, "gradiveq": 6, "gradiveq:collect=1": 15,
     "gradiveq:memory=none": 2,
     "3lc:memory=none": 10, "sketch": 8, "sketch:memory=none": 6, "sketchedsgd": 17,
     "sketchedsgd:cols=1,p2=1": 36, "sketchedsgd:rows=1,cols=1,p2=1,memory=residual": 26, "sketchml:memory=none": 19,
@@ -80,7 +80,7 @@ ASKED = {
     ),
     **dict.fromkeys(("inceptionn:p=6,memory=residual", "sketchml:memory=none"), 1),
     **dict.fromkeys(("gradiveq", "gradiveq:collect=1", "gradiveq:memory=none"), 1),
-    **dict.fromkeys((spec for spec in VARIANTS if spec.startswith("gradzip:")), 1),
+    **dict.fromkeys((spec for spec in VARIANTS if "alternate" in spec), 1),
     **dict.fromkeys(("acpsgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=0.1,memory=none"), 1),
     **test_counted.QUESTIONS,
     "sidco:dist=gpareto": 3,
@@ -163,6 +163,7 @@ def read_questions(page: str) -> dict[tuple[str, str], str]:
 def find_knobs(spec: str) -> str:
     """What of a spec's knobs matters to how often the host is asked, in the page's words."""
     said = ["`sample`"] if "sample=" in spec else []
+    said += ["`alternate=true`"] if "alternate=true" in spec else []
     for knob, values in (("index", ("rice", "delta")), ("dist", ("gpareto", "gamma"))):
         if any(f"{knob}={value}" in spec for value in values):
             said.append(" or ".join(f"`{knob}={value}`" for value in values))
