@@ -86,7 +86,7 @@ ASKED = {
     "sidco:dist=gpareto": 3,
     "sidco:dist=gamma": 3,
 }
-ASKED_IF_LARGE = {"acpsgd": 1, "gradzip": 1, "atomosvd": 6}  # which are compressed then
+ASKED_IF_LARGE = {"acpsgd": 1, "atomosvd": 6}  # which are compressed then
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
     "qsparse:index=delta", "sketchedsgd:cols=1,p2=1",
