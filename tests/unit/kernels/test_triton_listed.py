@@ -93,21 +93,23 @@ def test_listed_numbers(held: bool, dtype: torch.dtype) -> None:
     listed(held, dtype)
 
 
-def compressed(codec: Qsparse, held: bool, dtype: torch.dtype = torch.float32, rows: int = 1) -> None:
+def compressed(
+    codec: Qsparse, held: bool, dtype: torch.dtype = torch.float32, rows: int = 1, sizes: tuple[int, ...] = SIZES
+) -> None:
     """Wires, rests, and the sum of three wires, of a codec of what is selected; the second tensor is not finite."""
 
     def draw() -> list[Tensor]:
         places, at = [], 1
-        for n in SIZES:
+        for n in sizes:
             for _ in range(rows):
                 places.append(at)
                 at += 3 + (codec.facts(n).payload or 0)
-        many, spoiled = (bucket(SIZES, places, held, dtype, rows) for _ in range(2))
+        many, spoiled = (bucket(sizes, places, held, dtype, rows) for _ in range(2))
         spoiled.xs[1][0, -1] = torch.nan
         wires = torch.zeros(3, at, dtype=torch.uint8)
         flags = [codec.encode_many_(wires[j], b, many.streams[0]) for j, b in enumerate((many, spoiled))]
         wires[2] = wires[0]
-        out = bucket(SIZES, places, False, torch.float32, rows)
+        out = bucket(sizes, places, False, torch.float32, rows)
         legal = codec.aggregate_many_(wires, out, 1 / 3, many.streams[0])
         return [*flags, wires, *(many.rests or ()), legal, *out.xs]
 
