@@ -232,5 +232,5 @@ def _one_size_is_cut(table, programs, heads, x, e, rest, wire, bad, n, w, key0, 
 
 def test_a_kernel_that_is_wrong_at_one_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.signs.triton.encoder_at", _one_size_is_cut)
-    with pytest.raises(AssertionError, match=r"\[\(1, 129\)\]"):
+    with pytest.raises(AssertionError, match=r"\[\(1, 300\)\]"):
         test_some_sizes("signs")
