@@ -227,10 +227,11 @@ def _one_size_is_cut(table, programs, heads, x, e, rest, wire, bad, n, w, key0, 
     task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
-    return task, tile, x, e, rest, start, n - (n == 300), base, bad, head, nb, key0, key1
+    return task, tile, x, e, rest, start, n - (n == 15), base, bad, head, nb, key0, key1
 
 
 def test_a_kernel_that_is_wrong_at_one_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.signs.triton.encoder_at", _one_size_is_cut)
-    with pytest.raises(AssertionError, match=r"\[\(1, 300\)\]"):
+    compare(FAMILIES["signs"][0], [n for n in FEW if n != 15], torch.float32)
+    with pytest.raises(AssertionError):
         test_some_sizes("signs")
