@@ -6,6 +6,7 @@ Run by ``make docs``. A test compares what is checked in with what this makes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 import re
@@ -178,7 +179,7 @@ def page(name: str) -> str:
     out += [markdown(paragraph) for paragraph in body.split("\n\n") if paragraph]
     out += [f"The name `{name}` stands for `{composition(name)}`." + _aliases(entry)]
     out += ["## Knobs", _knobs(entry, arguments(parts.get("Args", "")))]
-    out += ["## On the wire", _sentence(markdown(parts["Wire"])), _traffic(made)]
+    out += ["## On the wire", _sentence(markdown(parts["Wire"])), *_waits(name), _traffic(made)]
     out += ["## Memory", _memory(made)]
     out += ["## Bias and bound", _sentence(markdown(parts["Bias"])) + _bias(made)]
     if made.needs:
@@ -223,7 +224,7 @@ def _memory(method: grace.Method[Any]) -> str:
     )
     return (
         f"Beside the gradient a worker {kept}, and at most {found.most:.2g} times its bytes are alive in a step (a matrix of "
-        f"{SIDE} x {SIDE}, {WORKERS} workers, plain torch; fused kernels need less). See [how it is counted]"
+        f"{SIDE} x {SIDE}, {WORKERS} workers, plain torch). See [how it is counted]"
         "(../concepts/gpu.md#memory)."
     )
 
@@ -260,6 +261,27 @@ def _traffic(method: grace.Method[Any]) -> str:
         share = number(mine.sent / theirs.sent)
         rows.append([str(world), str(mine.rounds), f"{mine.sent:,}", f"{theirs.sent:,}", share])
     return intro + "\n\n" + table(["W", "rounds", "bytes sent", "float32 all-reduce", "share"], rows)
+
+
+@functools.cache
+def waits() -> list[list[str]]:
+    """Methods, knobs, questions and reasons: the table of the page of GPUs."""
+    page = (ROOT / "docs/concepts/gpu.md").read_text(encoding="utf-8")
+    lines = page.partition("| methods | with | questions | why |\n| --- | --- | --- | --- |\n")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()]
+
+
+def _waits(name: str) -> list[str]:
+    """How often the host waits for a GPU, if it does."""
+    said = []
+    for methods, knobs, questions, why in waits():
+        if f"`{name}`" in methods.split(", "):
+            times, _, what = questions.partition(" for ")
+            often = {"1": "once", "2": "twice", "3": "three times", "4": "four times"}[times]
+            said.append(f"- {f'with {knobs}: ' if knobs else ''}{often} for {what or 'each bucket'}: {why}")
+    if not said:
+        return []
+    return ["The host waits for a GPU ([what that costs](../concepts/gpu.md#nothing-waits)):\n\n" + "\n".join(said)]
 
 
 def _example(block: str) -> str:

@@ -4,7 +4,8 @@
 was given, as from four workers. In a backward pass the host does this beside the model's own launches; where it takes longer
 than the device, that waits. The stream is held back until the host has submitted all: a method that asks the host something
 waits for it then, which counts. Gradients are new in each step, as those of a training are: methods that look for large
-numbers take longer where all are alike. On the CPU, which does what it submits at once, there is one row for each method.
+numbers take longer where all are alike. A profiler counts the launches of a step. On the CPU, which does
+what it submits at once, there is one row for each method.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from grace.predict.replay import Echo
 from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.worker import Worker
-from grace_bench.codecs.device import BusyClock
+from grace_bench.codecs.device import BusyClock, count_launches
 
 SHAPES = [(512, 512, 3, 3)] * 2 + [(512,)] * 4 + [(2048, 512), (2048,), (512,), (256, 256, 3, 3), (256,), (64,)]
 METHODS = (
@@ -48,10 +49,13 @@ def measure(
     _, busy = _samples(lambda: flat.clone, samples, device)
     rows = [make_row(f"a copy of a {what}", busy, "us", 0.0)]
     for method in track(methods, "buckets", console=Console(stderr=True), transient=True):
-        host, busy = _samples(_stepper(method, kept), samples, device)
+        ready = _stepper(method, kept)
+        host, busy = _samples(ready, samples, device)
         rows.append(make_row(f"{method}, {what}, {WORKERS} workers", busy, "us", 0.0))
         if device.type != "cpu":
             rows.append(make_row(f"{method}: the host submits it", host, "us", 0.0))
+            launches = [float(count_launches(_step_of(ready))) for _ in range(2)]
+            rows.append(make_row(f"{method}: launches of kernels, Triton's and torch's", launches, "", 0.0))
     return rows
 
 
@@ -66,6 +70,10 @@ def _stepper(method: str, kept: dict[str, torch.Tensor]) -> Callable[[], Callabl
         return lambda: drive(worker.exchange(given), network)
 
     return ready
+
+
+def _step_of(ready: Callable[[], Callable[[], object]]) -> Callable[[], object]:
+    return lambda: ready()()
 
 
 def _samples(

@@ -50,6 +50,7 @@ PARTLY_BY_TORCH = ("gradiveq", "atomo", "atomosvd", "sidco:dist=gpareto", "sidco
 WORDS_OF_INF = ("qsgd:norm=l2",)
 BUCKETS = {**FIXED, **UNEVEN, **TOLD}
 KINDS: dict[str, Shapes] = {"small": test_many.SMALL, "some": test_many.SHAPES, "large": test_many.LARGE}
+OF_BUCKETS = [(torch.float32, "some"), (torch.float32, "large"), (torch.bfloat16, "some"), (torch.float16, "small")]
 SIZES = [
     *range(1, 41),
     *(border + d for border in (64, 128, 256, 1024, 4096, 8192) for d in (-1, 0, 1)),
@@ -156,10 +157,7 @@ def test_means_and_memories_of_many_numbers(spec: str) -> None:
     assert_agrees(grace.method(spec), xs, True, "1.2 million")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [(torch.float32, "some"), (torch.float32, "large"), (torch.bfloat16, "some"), (torch.float16, "small")],
-)
+@pytest.mark.parametrize(("dtype", "kind"), OF_BUCKETS)
 @pytest.mark.parametrize("spec", few(BUCKETS))
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, kind: str) -> None:
     if (not is_exact(spec) and spec not in FIXED) or spec.startswith(PARTLY_BY_TORCH):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import grace
+from benchmarks.overhead import buckets
 from grace.compute import backends
 from grace.contract.method import Exchanged, Method
 from grace.errors import ConfigurationError
@@ -193,6 +194,13 @@ def test_a_model_trains_over_nccl(spec: str, one_worker: None, kernels: str) -> 
     assert losses[-1] < losses[0]
     assert handle.stats.steps == 40
     handle.detach()
+
+
+def test_buckets_are_measured_with_their_launches() -> None:
+    rows = buckets.measure(["qsgd:bits=4"], 4, DEVICE, [(300, 4), (7,)])
+    values = {row["operation"].rpartition(": ")[2]: row["value"] for row in rows}
+    assert values["the host submits it"] > 0
+    assert FIXED["qsgd"] <= values["launches of kernels, Triton's and torch's"] < 40
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,5 +1,5 @@
-"""Methods that decompose or solve one tensor after the other, but ask the host once for a bucket: the bytes, means and states
-of single exchanges.
+"""Methods that decompose or solve one tensor after the other, but ask the host at most once for a bucket: the bytes, means and
+states of single exchanges.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ SPECS = {
     "gradzip:rank=2,min_rate=0.1,alternate=true": "gradzip",
     "gradiveq:length=8,dims=2,collect=2,use=3": "gradiveq",
 }
+ASKED = list(SPECS)[1:]  # the first sends both factors, whether they are finite or not
 COUNTED = {
-    "gradzip:rank=1,min_rate=0.1": 1, "gradzip:rank=1,min_rate=0.1,alternate=true": 1, "gradzip": 0, "gradiveq": 1,
+    "gradzip:rank=1,min_rate=0.1": 0, "gradzip:rank=1,min_rate=0.1,alternate=true": 1, "gradzip": 0, "gradiveq": 1,
     "gradiveq:collect=1": 1, "gradiveq:memory=none": 1,
 }  # fmt: skip
 
@@ -93,13 +94,13 @@ def test_the_host_is_asked_once_with_kernels_and_memories(spec: str, monkeypatch
     assert asked == [COUNTED[spec]] * 2
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ASKED)
 def test_the_host_is_asked_once_for_a_bucket(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [count_work(f"{spec},memory=none", ((4, 5),) * T, monkeypatch, backend="reference")[1] for T in (3, 12)]
     assert asked == [1, 1]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ASKED)
 def test_answers_for_other_tensors_are_told(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = importlib.import_module(f"grace.methods.{SPECS[spec]}")
     ask = module.ask_host_of_all

@@ -29,7 +29,7 @@ from grace.run.worker import Worker
 from grace.verify.no_sync import _ASKING, _READING, _name
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
 from tests.laws.test_many import LARGE, SHAPES, SMALL, _run
-from tests.unit.kernels.triton_checks import interpreter, let_agree, night
+from tests.unit.kernels.triton_checks import CAUGHT, interpreter, let_agree, night
 
 __all__ = ["interpreter"]
 
@@ -39,7 +39,8 @@ SHARE = (
     ("threshold:v=1.5", torch.float32), ("threshold:v=1.2,relative=true,index=elias-fano,values=bfloat16", torch.float32),
     ("strom:tau=0.7,quanta=5,index=raw", torch.float32),
     ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
-    ("3lc:s=1.9", torch.bfloat16), ("inceptionn:p=8,memory=residual", torch.float32),
+    ("3lc:s=1.9", torch.bfloat16), ("threshold:v=1.5,communicator=broadcast", torch.float16),
+    ("topk:ratio=0.2,index=rice,communicator=broadcast", torch.float32), ("inceptionn:p=8,memory=residual", torch.float32),
 )  # fmt: skip
 MIXED: Shapes = ((41,), (2, 3), (1,))
 AT_NIGHT = {
@@ -109,6 +110,16 @@ AT_NIGHT = {
     "sketchml:index=delta": SHAPES,
     "sketchml:quantiles=5,groups=3,index=rice": MIXED,
     "sketchml:quantiles=40,groups=40,index=rice,memory=none": LARGE,
+    "threshold:v=1.2,index=delta,communicator=broadcast": SHAPES,
+    "topk:ratio=0.05,index=delta,communicator=broadcast": LARGE,
+    "dgc:ratio=0.1,communicator=broadcast": MIXED,
+    "strom:tau=0.7,quanta=5,communicator=broadcast": SHAPES,
+    "gspar:ratio=0.2,index=rice,communicator=broadcast": MIXED,
+    "atomo:ratio=0.2,communicator=broadcast": MIXED,
+    "adaq:ratio=0.2,communicator=broadcast": SHAPES,
+    "sketchml:index=delta,communicator=broadcast": MIXED,
+    "3lc:communicator=broadcast": MIXED,
+    "inceptionn:communicator=broadcast": SMALL,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
@@ -134,7 +145,7 @@ def outcome(
 
 @pytest.mark.parametrize(("spec", "dtype"), SHARE)
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, sizes = importlib.import_module("grace.communicators.allgather"), list[int]()
+    module, sizes = importlib.import_module("grace.communicators.one_hop"), list[int]()
     monkeypatch.setattr(module, "exchange_counted", functools.partial(_look, module.exchange_counted, sizes))
     assert outcome(spec, dtype, "triton", True) == outcome(spec, dtype, "reference", False)
     assert sizes == [len(MIXED)] * 6, "of two ranks, three steps"
@@ -147,6 +158,14 @@ def _look(exchange: Any, sizes: list[int], *args: Any) -> Any:
 
 
 @night
+def test_messages_that_are_not_taken_apart_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.communicators.broadcast.torch._foreach_copy_", lambda *_: None)
+    spec = "threshold:v=1.5,communicator=broadcast,memory=none"
+    want = outcome(spec, torch.float32, "reference", False)
+    with pytest.raises(CAUGHT):
+        assert outcome(spec, torch.float32, "triton", True) == want
+
+
 def test_one_tensor_goes_the_same_way() -> None:
     spec, dtype = SHARE[0]
     assert outcome(spec, dtype, "triton", False, MIXED[:2]) == outcome(spec, dtype, "reference", False, MIXED[:2])
@@ -216,11 +235,12 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
 
 def count_work(
     spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32,
-    backend: str = "triton",
+    backend: str = "triton", told: int | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
+    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number, or so many."""
     launches, execute = [0], GridExecutor.__call__
     teller, argument, number = TOLD.get(spec.split(":")[0], ("_plan", "widths", 9))
+    number = number if told is None else told
 
     def only_count(executor: Any, *args: Any, **how: Any) -> None:
         launches[0] += 1

@@ -26,7 +26,6 @@ from tests.laws.cases import CASES, by_night
 # Methods that ask although the sizes of what they send follow from the tensor's, and why.
 ASKS = {
     "acpsgd": "which factor the next step sends depends on whether this one was finite",
-    "gradzip": "the same; or whether the second factor is sent depends on the first",
     "gradiveq": "whether the next step still collects depends on whether this one was finite",
     "blockrandomk": "whether the short block at the end is among those that were drawn shapes what is sent of it",
     "ef21": "whether the first, dense step has to be made again; asked once in a run",

@@ -43,14 +43,14 @@ SPREAD = True  # over the test runner's processes
         ),
     ],
 )
-def test_steps_that_end_early(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no matrix is finite nothing follows the first factors, and where one is, that alone does."""
+def test_steps_with_some(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all matrices of a rank are not finite, or one of them: of both factors."""
     seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
 
     def with_some(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
         given = {name: x.clone() for name, x in gradients(rank, 0, shapes).items()}
         for name in seen.get(step, ()):
-            given[name][0, 1] = torch.inf
+            given[name][0, 1] = torch.inf if rank == 0 else 1.0
         if step == 3:
             given["layer0"].zero_()  # of which nothing is learnt
         return given
@@ -93,18 +93,17 @@ def test_plans_for_some_of_the_matrices_are_not_kept_for_ever(
     assert max(counts) == most, counts
 
 
-def test_answers_for_other_matrices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ridge_bucket.ask_host_of_all
-    monkeypatch.setattr(ridge_bucket, "ask_host_of_all", lambda flags: right(flags)[::-1])
+def test_first_factors_that_are_not_cleared_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ridge_bucket, "clear_many", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_steps_that_end_early(RIDGES, torch.float32, monkeypatch)
+        test_steps_with_some(RIDGES, torch.float32, monkeypatch)
 
 
 @night
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("ridge_bucket", torch.float32), ("narrow_matrices", torch.bfloat16)], ids=str
+    ("name", "dtype"), [("turned_bucket", torch.float32), ("narrow_matrices", torch.bfloat16)], ids=str
 )
 def test_means_that_are_not_poisoned_are_told(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"grace.methods.common.{name}.poison_many", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_steps_that_end_early(f"{RIDGES},memory=none", dtype, monkeypatch)
+        test_steps_with_some(f"{RIDGES},memory=none", dtype, monkeypatch)

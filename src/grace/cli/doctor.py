@@ -238,6 +238,15 @@ def _explain_failure(module: str) -> str | None:
     return None
 
 
+def _use_triton(kernels: dict[str, Any]) -> str:
+    """What Triton is used for here."""
+    if not kernels["cuda"]["devices"]:
+        return "for CUDA tensors, of which there are none without a device"
+    if kernels["cuda"]["triton_problem"] is not None or kernels["asked"] == "reference":
+        return "not in use"
+    return "in use for CUDA tensors"
+
+
 def table(document: dict[str, Any]) -> RenderableType:
     """What was found, for a terminal."""
     versions, kernels, threads, transports = (document[key] for key in ("versions", "kernels", "threads", "transports"))
@@ -251,7 +260,7 @@ def table(document: dict[str, Any]) -> RenderableType:
     lines.add_row("", Text(f"available: {', '.join(kernels['available'])}", "dim"))
     lines.add_row("", Text(str(kernels["library"]), "dim"))
     if kernels["triton"] is not None:
-        tested = f"in use for CUDA tensors; {' and '.join(devices.TESTED_TRITON)} were tested"
+        tested = f"{_use_triton(kernels)}; {' and '.join(devices.TESTED_TRITON)} were tested"
         lines.add_row("", Text(f"triton {kernels['triton']}, {tested}", "dim"))
     for one in kernels["cuda"]["devices"]:
         lines.add_row("", Text(f"CUDA: {one['name']}, capability {one['capability']}, {one['memory'] / 1e9:.0f} GB"))

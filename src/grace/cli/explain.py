@@ -143,9 +143,7 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
     method = grace.method(text)
     name = recipe(parse(text)[0]).name
     sections = sections_of(documentation(name))
-    facts = [
-        {"shape": list(shape), **asdict(method.facts(torch.empty(shape, device="meta")))} for shape in shapes
-    ]  # fmt: skip
+    facts = [{"shape": list(shape), **_declared(method, shape)} for shape in shapes]
     traffic = [traffic_row(method, shape, world) for shape in shapes for world in worlds if _fits(method, world)]
     return {
         "name": name,
@@ -160,6 +158,12 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
         "traffic": traffic,
         "warnings": [*warnings_of(traffic), *([_BETWEEN] if _find_hierarchy(method) else [])],
     }
+
+
+def _declared(method: Method[Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """What it declares for tensors of a shape."""
+    found = asdict(method.facts(torch.empty(shape, device="meta")))
+    return {name: value for name, value in found.items() if name not in ("kept", "peak")}  # these are counted: "memory"
 
 
 def _memory(method: Method[Any]) -> dict[str, float] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Parts, Traffic
+from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators.base import Communicator, meta_tensor, sum_costs
 from grace.communicators.many import prepare
 from grace.communicators.rounded import RoundedBucket, exchange_rounded
@@ -19,7 +19,7 @@ from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
-from grace.contract.together import Layouts, one_collective, side_by_side
+from grace.contract.together import mean_in_place
 from grace.errors import CompositionError
 from grace.flags.finite import fill_unless_, on_host
 from grace.kernels.finite import all_finite
@@ -84,24 +84,14 @@ class Allreduce(Communicator):
         """Numbers that travel as they are travel side by side, of tensors of any shapes; wires on an accelerator are made by
         as many launches as one tensor takes.
         """
-        if not self.compressor.transparent:
+        if not self.compressor.transparent or (peers and Peers.of(peers).keep_rests):
             exchange = self._in_few_launches(xs, Peers.of(peers)) if peers else None
             return (yield from exchange or Method.exchange_all(self, xs, states, peers))
-        if not isinstance(peers, Peers) or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
+        workspace = peers.like.lent.workspace if isinstance(peers, Peers) else None
+        if workspace is None or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
-        workspace = peers.like.lent.workspace
-        if workspace is None or peers.memories is not None or peers.like.lent.keep_rest:
-            return (yield from Method.exchange_all(self, xs, states, peers))
-        if (whole := side_by_side(xs)) is not None:
-            parts = Parts(tuple(range(len(xs))), tuple([x.numel() for x in xs]))
-            answer = yield AllReduce(whole, "mean", donate=True, parts=parts)
-            if answer.data_ptr() != whole.data_ptr():
-                whole.copy_(answer)
-            return [Exchanged(x, None, None) for x in xs]
-        layouts = workspace.kept.setdefault(Layouts, Layouts())
-        ops = [AllReduce(x, "mean", True) for x in xs]
-        answers = yield from one_collective(ops, layouts, workspace, range(len(xs)))
-        return [Exchanged(answer, None, None) for answer in answers]
+        means = yield from mean_in_place(xs, workspace)
+        return [Exchanged(mean, None, None) for mean in means]
 
     def _in_few_launches(self, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]] | None:
         """The exchange of these tensors, of any shapes, if kernels for many tensors can take them."""

@@ -6,9 +6,9 @@ before it can ask the network for them; then all wires are written, gathered and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Parts
 from grace.communicators.many import Prepared, agree, gather, give_back
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peers
+from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
 from grace.errors import PayloadError
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
+from grace.kernels.counted.parts import WirePlaces
 from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
 from grace.kernels.minmax import MinMaxCode, MinMaxPlaces, sum_minmax_many, write_minmax_many
 from grace.kernels.quartic import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
@@ -38,6 +40,9 @@ _FAMILIES: dict[type, tuple[Any, Any, Any]] = {
 }
 
 
+Filling: TypeAlias = Callable[[Tensor, WirePlaces, Workspace, Peer], Exchange[Tensor]]
+
+
 @dataclass(frozen=True)
 class NoPlan:
     """Of wires whose widths are not known yet."""
@@ -50,12 +55,20 @@ class NoPlan:
         return NoPlan()
 
 
+def gather_counted(message: Tensor, places: WirePlaces, workspace: Workspace, peer: Peer) -> Exchange[Tensor]:
+    """The messages uint8 ``[s]`` of all ranks: ``[W, s]``, contiguous."""
+    parts = Parts(tuple(range(len(places.sealed))), places.sealed)
+    return (yield from gather(message, parts, workspace, peer))
+
+
 def exchange_counted(
-    bucket: Prepared[NoPlan], code: WireCode, xs: Sequence[Tensor], peers: Peers
+    bucket: Prepared[NoPlan], code: WireCode, xs: Sequence[Tensor], peers: Peers, fill: Filling = gather_counted
 ) -> Exchange[list[Exchanged[Any]]]:
-    """The results of all tensors, of any shapes, whose means are written over them."""
+    """The results of all tensors, of any shapes, whose means are written over them. ``fill(message, places, workspace, peer)``
+    asks for the messages of all ranks.
+    """
     chosen = bucket.compressor.choose_many_(bucket.many, bucket.stream, code)
-    results, _ = yield from exchange_chosen(bucket, code, chosen, xs, peers)
+    results, _ = yield from exchange_chosen(bucket, code, chosen, xs, peers, fill=fill)
     return results
 
 
@@ -66,6 +79,8 @@ def exchange_chosen(
     xs: Sequence[Tensor],
     peers: Peers,
     asked: Sequence[Tensor] = (),
+    *,
+    fill: Filling = gather_counted,
 ) -> Exchange[tuple[list[Exchanged[Any]], list[list[int]]]]:
     """As :func:`exchange_counted`, of what was chosen; and what the host has read with the widths, ``asked [T]`` integers."""
     many, peer, each = bucket.many, peers.like, tuple(range(len(xs)))
@@ -82,7 +97,7 @@ def exchange_chosen(
     write(message, many, code, chosen, places)
     words = places.words(many.device)
     wires.write_bucket_flags(message, words, chosen.finite, peer.step)
-    room = yield from gather(message, Parts(each, places.sealed), bucket.workspace, peer)
+    room = yield from fill(message, places, bucket.workspace, peer)
     legal = add_up(room, bucket.means or many, code, places, 1 / peer.world)
     return give_back(agree(room, words, legal, many, peers, bucket.means), xs, peers), answers
 

@@ -15,17 +15,15 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Parts
 from grace.communicators.bucket import BucketPlan
-from grace.compute import backends
-from grace.compute.launching import READ
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
-from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
 from grace.kernels.many import Many, agree_many, poison_many
-from grace.kernels.staging import narrow_many
+from grace.kernels.staging import finite_many, narrow_many
 from grace.random import Stream
 
 
@@ -90,18 +88,6 @@ def prepare(
     return Prepared(compressor, stream_of(peers[0]), many, plan, workspace, means)
 
 
-def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
-    either with memories and places for the rests, or with no rests wanted.
-    """
-    device, dtype = xs[0].device, xs[0].dtype
-    if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
-        return False
-    if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
-        return False
-    return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
-
-
 def agree(
     rows: Tensor,
     words: Tensor,
@@ -111,12 +97,18 @@ def agree(
     means: Many | None = None,
     *,
     clear: bool = False,
+    overflows: bool = False,
 ) -> Tensor:
     """``[T]`` bool: which tensors all ranks have seen finite, as the headers at ``words [T]`` of the messages ``rows [W, s]``
     say, and have ``legal [T]`` wires. The others become NaN, or with ``clear`` 0, and are refused if they are illegal. With
-    ``means``, float32, the tensors become those, rounded, and have to be finite then.
+    ``means``, float32, the tensors become those, rounded, and have to be finite then; so they have to be if legal wires may
+    say what ``overflows``.
     """
-    kept = None if means is None else narrow_many(many.all_set, means, many)
+    kept = None
+    if means is not None:
+        kept = narrow_many(many.all_set, means, many)
+    elif overflows:
+        kept = finite_many(many.all_set, many)
     step = peers.like.step
     told, headers = agree_many(rows, words, wires.header_of(True, step), legal, many, kept=kept, clear=clear)
     fine, known, right = told.unbind(0)
@@ -154,7 +146,8 @@ def exchange_many(
     yield from fill(message, room, plan, like.rank)
     scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / like.world
     legal = bucket.compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
-    return give_back(agree(room, plan.words, legal, bucket.many, peers, bucket.means), xs, peers)
+    overflows = bucket.compressor.overflows
+    return give_back(agree(room, plan.words, legal, many, peers, bucket.means, overflows=overflows), xs, peers)
 
 
 def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> Exchange[Tensor]:

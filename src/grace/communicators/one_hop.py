@@ -14,14 +14,18 @@ from grace.collectives import Exchange
 from grace.communicators.base import Communicator
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bucket import BucketPlan, are_plain, kind_of, put
+from grace.communicators.counted_many import NoPlan, exchange_counted
 from grace.communicators.many import Prepared, WirePlan, exchange_many, plan_bytes, prepare
 from grace.compute import backends
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
 from grace.kernels.calling import place
+from grace.kernels.counted.parts import WirePlaces
 from grace.kernels.finite import all_finite
 from grace.kernels.noting import ROWS
+from grace.kernels.wire_codes import WireCode
 from grace.wire import Gathered
 
 P = TypeVar("P", bound=WirePlan)
@@ -35,13 +39,34 @@ class OneHop(Communicator):
         """Fills ``room [W, s]`` uint8 with the messages ``[s]`` of all ranks; this one's is ``message``."""
         raise NotImplementedError
 
+    def _gather_counted(
+        self, message: Tensor, places: WirePlaces, workspace: Workspace, peer: Peer
+    ) -> Exchange[Tensor]:
+        """The messages ``[s]`` of all ranks, whose wires are counted: ``[W, s]`` uint8, contiguous, zeros behind the wires."""
+        raise NotImplementedError
+
+    @property
+    def _exact(self) -> bool:
+        """Whether it exchanges as its class says; a subclass may do otherwise."""
+        return False
+
+    def _counted(self, like: Tensor) -> WireCode | None:
+        """The code of wires that kernels for many tensors can write and read on like's device; None: there are none."""
+        if not self._exact or on_host(like.device) or not backends.runs_triton(like.device):
+            return None
+        return self.compressor.counted
+
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them; on an
         accelerator by as many launches as one tensor takes.
         """
-        if peers and self.batches(xs[0]) and not self.compressor.summable and not on_host(xs[0].device):
+        if peers and (code := self._counted(xs[0])) is not None:
+            whose = Peers.of(peers)
+            if (lists := self._prepare(xs, whose, NoPlan.of)) is not None:
+                return (yield from exchange_counted(lists, code, xs, whose, self._gather_counted))
+        if peers and self.batches(xs[0]) and not on_host(xs[0].device):
             whose = Peers.of(peers)
             if (bucket := self._prepare(xs, whose, plan_bytes)) is not None:
                 return (yield from exchange_many(bucket, xs, whose, self._gather))

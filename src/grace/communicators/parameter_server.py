@@ -87,8 +87,7 @@ class ParameterServer(TwoHops):
     def batches(self, like: Tensor) -> bool:
         """Where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is ParameterServer  # a subclass may exchange otherwise
-        fixed = not (self.compressor.varies or self.compressor.overflows)
-        return exact and fixed and not on_host(like.device) and backends.runs_triton(like.device)
+        return exact and not self.compressor.varies and not on_host(like.device) and backends.runs_triton(like.device)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.communicators.many import can_go_together
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import round_many, widen_many

@@ -59,7 +59,7 @@ class ScatterReduce(TwoHops):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is ScatterReduce  # a subclass may exchange otherwise
-        fixed = not (self.compressor.varies or self.compressor.overflows) and self._goes_together(like)
+        fixed = not self.compressor.varies and self._goes_together(like)
         return exact and fixed and (like.dtype == torch.float32 or reads_narrow(like))
 
     def exchange_all(

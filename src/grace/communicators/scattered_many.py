@@ -19,12 +19,13 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import agree, can_go_together, give_back
+from grace.communicators.many import agree, give_back
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many
 from grace.kernels.staging import fetch_many, finite_many, pad_many
@@ -191,7 +192,7 @@ def exchange_scattered(
     wires.check_shape("wires", answer, message.shape)
     theirs = answer.contiguous()
     legal = first.aggregate_many_(theirs, tables.chunks, 1 / W, bucket.streams[0])
-    finite = agree(theirs, plan.words, legal, tables.chunks, peers, clear=True)  # [T]
+    finite = agree(theirs, plan.words, legal, tables.chunks, peers, clear=True, overflows=first.overflows)  # [T]
     if tables.debts is not None:
         tables.debts.add(peer.lr)
 
@@ -210,7 +211,7 @@ def exchange_scattered(
     legal = second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0, bucket.streams[1])
     if len(tables.fetched):
         fetch_many(storage, tables.fetched_rooms, tables.fetched)
-    fine = agree(theirs, plan.words, legal, tables.whole, peers, tables.means)
+    fine = agree(theirs, plan.words, legal, tables.whole, peers, tables.means, overflows=second.overflows)
     if tables.debts is not None:
         states = tables.debts.commit(fine, xs, states, peer.lr, peer.lent)
     return give_back(fine, xs, peers, None if tables.debts is None else states)

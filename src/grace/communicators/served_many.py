@@ -85,7 +85,8 @@ class ServedBucket:
         """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
         plan, workspace, peer = self.first.plan, self.first.workspace, peers.like
         legal = self.first.compressor.aggregate_many_(theirs, self.averages, 1 / peer.world, self.first.stream)
-        finite = agree(theirs, plan.words, legal, self.averages, peers, clear=True)
+        overflows = self.first.compressor.overflows
+        finite = agree(theirs, plan.words, legal, self.averages, peers, clear=True, overflows=overflows)
         if self.debts is not None:
             self.debts.add(peer.lr)
         message = plan.take(workspace, self.averages.device)
@@ -125,7 +126,7 @@ def exchange_served(
     wires.check_shape("wires", answer, reply.shape)
     said = answer.contiguous().view(1, -1)
     legal = bucket.again.aggregate_many_(said, first.means or many, 1.0, bucket.stream)
-    fine = agree(said, plan.words, legal, many, peers, first.means)
+    fine = agree(said, plan.words, legal, many, peers, first.means, overflows=bucket.again.overflows)
     if bucket.debts is not None:
         states = bucket.debts.commit(fine, xs, states, peer.lr, peer.lent)
     return give_back(fine, xs, peers, None if bucket.debts is None else states)

@@ -83,8 +83,11 @@ class TwoHops(Communicator):
         return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
 
     def _goes_together(self, like: Tensor) -> bool:
-        """Whether tensors like this one may go as a batch: those with a server memory where kernels take many tensors."""
-        return not self.server_memory or (not on_host(like.device) and backends.runs_triton(like.device))
+        """Whether tensors like this one may go as a batch: those with a server memory, or whose means may overflow, where
+        kernels take many tensors.
+        """
+        anywhere = not (self.server_memory or self.compressor.overflows)
+        return anywhere or (not on_host(like.device) and backends.runs_triton(like.device))
 
     def kinds(self, state: Any) -> Any:
         if state is None:

@@ -36,7 +36,7 @@ class Compressor(abc.ABC):
     rounds_to: the float of 16 bits to which a wire rounds each number; None: it does something else.
     transparent: a wire is the rows themselves, whatever their dtype.
     overflows: accepted wires may decode to an inf; such a step counts as not finite.
-    handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_`, or if it is summable :meth:`put_many_`, do as many
+    handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_`, and if it is summable :meth:`put_many_`, do as many
         tensors in as few launches as one.
     takes_work: whether :meth:`encode_many_` needs ``many.work``.
     """
@@ -128,8 +128,8 @@ class Compressor(abc.ABC):
             out.sign_()
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8, or if wires are summable float32:
-        ``[T]`` bool, which were finite.
+        """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8, or where the network sums wires
+        float32: ``[T]`` bool, which were finite.
 
         ``rng`` is the first one's stream: its step and rank are those of all.
         """

@@ -18,6 +18,8 @@ class Facts:
     variance: the smallest known omega with E|C(x) - x|^2 <= omega |x|^2; None where C is biased or no bound is known.
     deterministic: the same x gives the same C(x), whatever the seed.
     payload: bytes that one worker encodes; None if it depends on the data or on the number of workers.
+    kept, peak: bytes beside the gradient: those that a worker keeps from step to step, and the most that are alive at once in
+        a step, besides. Nobody declares them: None, but in the answer of :func:`grace.verify.facts`, which counts them.
     """
 
     unbiased: bool = False
@@ -26,3 +28,5 @@ class Facts:
     deterministic: bool = True
     payload: int | None = None
     bias: float = 0.0
+    kept: int | None = None
+    peak: int | None = None

@@ -9,13 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Parts, ReduceScatter
+from grace.compute import backends
+from grace.compute.launching import READ
 from grace.contract.workspace import Workspace
+from grace.flags.finite import on_host
+
+if TYPE_CHECKING:
+    from grace.contract.peer import Peers
 
 T = TypeVar("T")
 _ALIGN = 4  # bytes: where a piece may begin
@@ -229,6 +235,33 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
         if gap:
             parts.append(row.new_zeros(*lead, gap))
     return torch.cat(parts, dim=-1, out=out)
+
+
+def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
+    either with memories and places for the rests, or with no rests wanted.
+    """
+    device, dtype = xs[0].device, xs[0].dtype
+    if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
+        return False
+    if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
+        return False
+    return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
+
+
+def mean_in_place(xs: Sequence[Tensor], workspace: Workspace) -> Exchange[list[Tensor]]:
+    """The means of tensors of any shapes, of one dtype, as the network sums them: one all-reduce, side by side as they are
+    where they lie so. They may take the places of the tensors.
+    """
+    if (message := side_by_side(xs)) is None:
+        ops = [AllReduce(x, "mean", True) for x in xs]
+        layouts = workspace.kept.setdefault(Layouts, Layouts())
+        return (yield from one_collective(ops, layouts, workspace, range(len(xs))))
+    parts = Parts(tuple(range(len(xs))), tuple([x.numel() for x in xs]))
+    answer = yield AllReduce(message, "mean", donate=True, parts=parts)
+    if answer.data_ptr() != message.data_ptr():
+        message.copy_(answer)
+    return list(xs)
 
 
 def side_by_side(bufs: Sequence[Tensor]) -> Tensor | None:

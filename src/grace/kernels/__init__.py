@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from grace.compute.portable import *
 from grace.kernels.blocks import *
+from grace.kernels.casts import *
 from grace.kernels.codebook import *
 from grace.kernels.counted import *
 from grace.kernels.factors import *

@@ -5,6 +5,7 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -19,7 +20,7 @@ from grace.contract.loan import rests_in_place, succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import together
-from grace.flags.finite import Flag, and_, ask_host, ask_host_of_all, flag, on_host
+from grace.flags.finite import Flag, and_, ask_host, ask_host_of_all, fill_unless_, flag, on_host
 from grace.kernels import all_finite, bound_rows, project_rows, solve_ridge, unit_factor
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.methods.common.ridge_bucket import Ridge, RidgeBucket, exchange_both, open_ridges
@@ -104,17 +105,17 @@ class GradZip(LowRank["GradZipState | None"]):
         if state is None:
             return (yield from DENSE.exchange(x, None, peer))
         given = yield from self._give(x, state, peer)
-        out = yield from self._fit(x, state, peer, given, ask_host(given.finite))
+        out = yield from self._fit(x, state, peer, given)
         return self._turn(x, state, out, ask_host(out.finite)) if self.alternate else out
 
     def batches(self, like: Tensor) -> bool:
-        """On an accelerator, for tensors of any shapes: the host is asked once for all of them."""
+        """On an accelerator, for tensors of any shapes; with ``alternate`` the host is asked once for all of them."""
         return type(self) is GradZip and not on_host(like.device) and self._batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[GradZipState | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[GradZipState | None]]]:
-        """Tensors of any shapes, with one question to the host; where kernels take them, by few launches."""
+        """Tensors of any shapes; where kernels take them, by few launches."""
         if not xs or not self.batches(xs[0]):
             return (yield from LowRank.exchange_all(self, xs, states, peers))
         held = {t: state for t, state in enumerate(states) if state is not None}
@@ -123,15 +124,16 @@ class GradZip(LowRank["GradZipState | None"]):
         sides = [self._sizes(x) if t in held else None for t, x in enumerate(xs)]
         ridge, given = Ridge(self.lam, "gradzip", _FRESH), [factor for factor, _ in pairs]
         bucket = open_ridges(self, ridge, sides, turned, xs, given, lasts, peers) if held else None
-        if bucket is None:
-            return (yield from self._exchange_each(xs, held, peers))
-        if self.alternate:
+        if bucket is not None and self.alternate:
             return (yield from self._alternate(bucket, held))
         qs = {t: state.q for t, state in held.items()}
-        outs, news = yield from exchange_both(self, ridge, bucket, xs, sides, qs, Peers.of(peers))
-        for t, state in held.items():
-            outs[t].state = state.having(news[t], 1) if t in news else state
-        return outs
+        second = None if bucket is None else bucket.open_second(self, sides, xs, qs)
+        if bucket is None or second is None:
+            return (yield from self._exchange_each(xs, held, peers))
+        outs, news = yield from exchange_both(bucket, second)
+        for (t, state), new in zip(held.items(), news, strict=True):
+            outs[t].state = state.having(new, 1)
+        return [outs[t] for t in range(len(xs))]
 
     def _alternate(
         self, bucket: RidgeBucket, held: dict[int, GradZipState]
@@ -162,8 +164,7 @@ class GradZip(LowRank["GradZipState | None"]):
         runs: list[Exchange[Any]] = [self._give(*one) for one in each]
         runs += [] if self.alternate else give_dense()
         givens = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
-        fine = ask_host_of_all([given.finite for given in givens[: len(held)]])
-        runs = [self._fit(*one, *given) for one, *given in zip(each, givens, fine, strict=False)]
+        runs = [self._fit(*one, given) for one, given in zip(each, givens, strict=False)]
         runs += give_dense() if self.alternate else []
         fitted = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
         told = (fitted if self.alternate else givens)[len(held) :]
@@ -176,7 +177,9 @@ class GradZip(LowRank["GradZipState | None"]):
         return rests_in_place([outs[t] for t in range(len(xs))], xs)
 
     def _give(self, x: Tensor, state: GradZipState, peer: Peer) -> Exchange[Given]:
-        """The factor that this step starts from, or if both are sent the mean of the first."""
+        """The factor that this step starts from, or if both are sent the mean of the first, or where that is not finite 0: the
+        second travels anyway, so that nobody has to know.
+        """
         m, l, _ = self._sizes(x)
         given, _ = state.given()
         fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
@@ -186,26 +189,28 @@ class GradZip(LowRank["GradZipState | None"]):
         encode, _ = bound_rows(solve_ridge(given, self.lam))
         matrix = x.reshape(m, l).float().contiguous()
         p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
-        return Given(unit_factor(p).mT.contiguous(), 1, all_finite(p))
+        finite = all_finite(p)
+        fill_unless_(finite, p, 0.0)
+        return Given(unit_factor(p).mT.contiguous(), 1, finite)
 
     def _fit(
-        self, x: Tensor, state: GradZipState, peer: Peer, given: Given, fine: bool
+        self, x: Tensor, state: GradZipState, peer: Peer, given: Given
     ) -> Exchange[Exchanged[GradZipState | None]]:
-        """The mean of the factor that fits the given one, of which the host knows whether it is ``fine``."""
-        if not fine:
-            return Exchanged.poisoned(x, state)
+        """The mean of the factor that fits the given one."""
         m, l, _ = self._sizes(x)
         encode, scale = bound_rows(solve_ridge(given.factor, self.lam))
         projection = Projection(m, l, encode, given.factor * scale, transposed=bool(given.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if out.finite is False:
+        finite = and_(out.finite, given.finite)
+        if finite is False:
             return Exchanged.poisoned(x, state)
+        fill_unless_(given.finite, out.mean, math.nan)
         # A zero gradient says nothing about where to look next.
-        some = and_(out.finite, flag(projection.factor.any()))
+        some = and_(finite, flag(projection.factor.any()))
         old = state.q if given.turn else state.p
         assert old is not None
         factor = succeed(some, projection.factor, old, peer.lent)
-        return Exchanged(out.mean, out.rest, state.having(factor, given.turn), out.finite)
+        return Exchanged(out.mean, out.rest, state.having(factor, given.turn), finite)
 
     def _turn(
         self, x: Tensor, state: GradZipState, out: Exchanged[GradZipState | None], fine: bool

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.kernels import add_scaled_
+from grace.kernels import Many, add_scaled_, encode_casts_many, sum_casts_many
+from grace.kernels.staging import finite_many
 from grace.random import Stream
 from grace.registry import register
 
@@ -39,6 +41,7 @@ class Identity(Compressor):
 
     summable: ClassVar[bool] = True
     transparent: ClassVar[bool] = True
+    handles_many: ClassVar[bool] = True
     overflows: ClassVar[bool] = True  # a wire holds numbers as they are, whatever the sender's flag says
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
@@ -50,6 +53,17 @@ class Identity(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         wires.check_shape("numbers", wire, out.shape)
         add_scaled_(out, wire, scale)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_casts_many(message.view(torch.uint8), many, torch.float32)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        sum_casts_many(rows, many, torch.float32, scale)
+        return many.all_set
+
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+        sum_casts_many(message[None].view(torch.uint8), into, torch.float32, 1.0)
+        return finite_many(into.all_set, into)
 
     def facts(self, n: int) -> Facts:
         return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=4 * n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,13 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Steps, as_call, check_knobs
 from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere, refuse_unpromised
 from grace.contract.needs import Needs
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
+from grace.contract.together import can_go_together, mean_in_place
 from grace.errors import CompositionError
 from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
+from grace.kernels.many import Many, poison_many
+from grace.kernels.staging import finite_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,39 @@ class Delayed(Method[Any]):
             return Exchanged.poisoned(mean, state)
         fill_unless_(finite, mean, math.nan)
         return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state, finite)
+
+    def batches(self, like: Tensor) -> bool:
+        return type(self) is Delayed and self.method.batches(like)  # a subclass may exchange otherwise
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """As :meth:`exchange`, of tensors of any shapes: before the method begins, on an accelerator by two launches."""
+        if peers and peers[0].step >= self.start:
+            return (yield from self.method.exchange_all(xs, states, peers))
+        many = self._find(xs, Peers.of(peers)) if peers else None
+        workspace = peers[0].lent.workspace if peers else None
+        if many is None or workspace is None:
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        means = yield from mean_in_place(xs, workspace)
+        if means[0] is not xs[0]:
+            torch._foreach_copy_(list(xs), means)
+        finite = finite_many(many.all_set, many)
+        poison_many(finite, many)
+        return [Exchanged(x, None, state, flag) for x, state, flag in zip(xs, states, finite.unbind(0), strict=True)]
+
+    def _find(self, xs: Sequence[Tensor], peers: Peers) -> Many | None:
+        """These tensors, of any shapes, if kernels for many can take them as they are."""
+        workspace = peers.like.lent.workspace
+        if workspace is None or peers.keep_rests or not can_go_together(xs, peers):
+            return None
+        sizes, device = tuple([x.numel() for x in xs]), xs[0].device
+        key = (Delayed, device, sizes, peers.names)
+        many: Many = workspace.kept.get(key) or Many(sizes, (), (), device)
+        if not many.point(xs):
+            return None
+        workspace.kept[key] = many
+        return many
 
     def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         if peer.step >= self.start:

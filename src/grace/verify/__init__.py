@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grace.verify.outcome import NORMAL, QUICK, THOROUGH, Finding, Profile
+from grace.verify.peak import facts
 from grace.verify.report import Report, verify
 
-__all__ = ["NORMAL", "QUICK", "THOROUGH", "Finding", "Profile", "Report", "verify"]
+__all__ = ["NORMAL", "QUICK", "THOROUGH", "Finding", "Profile", "Report", "facts", "verify"]

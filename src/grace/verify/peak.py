@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from grace.collectives import Exchange
 from grace.compute import backends
+from grace.contract.facts import Facts
 from grace.contract.method import Exchanged, Method
 from grace.errors import ConfigurationError
+from grace.registry import method as make_method
 from grace.run import simulate
 from grace.verify.inputs import normal
 from grace.verify.running import leaves, make_peer
@@ -37,6 +39,20 @@ class Shares(NamedTuple):
 
     kept: float
     most: float
+
+
+def facts(method: str | Method[Any], like: Tensor, workers: int = WORKERS) -> Facts:
+    """What a method claims about tensors like this one, with the memory that it needs, which is counted: see
+    :func:`measure_peak`. Of ``like`` only the shape matters; normal numbers are exchanged.
+
+    Raises:
+        ConfigurationError: so many workers cannot lie as the method wants them to.
+        UnknownNameError: no method has this name.
+    """
+    made = make_method(method) if isinstance(method, str) else method
+    made.axes(workers)
+    found = measure_peak(made, [normal(*like.shape, seed=1)(rank) for rank in range(workers)])
+    return replace(made.facts(like), kept=found.kept, peak=found.most)
 
 
 @functools.cache

@@ -104,6 +104,7 @@ def test_what_speaks_against_it_is_said_once(device: types.SimpleNamespace, chan
         warnings.simplefilter("error")
         assert backends.backend() is chosen
     assert f"so that CUDA tensors get plain torch: {problem}" in shown()
+    assert "in use for CUDA" not in shown()
 
 
 @pytest.mark.parametrize(("version", "fine"), [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True), (None, True)])
@@ -136,6 +137,8 @@ def test_without_a_device_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.list_devices() == []
     assert doctor._cuda() == {"devices": [], "triton_problem": None}
+    monkeypatch.setattr(doctor, "_version", lambda package: "3.6.0")
+    assert "triton 3.6.0, for CUDA tensors, of which there are none without a device" in shown()
 
 
 def shown() -> str:
@@ -155,3 +158,13 @@ def shown() -> str:
     with console.capture() as capture:
         console.print(doctor.table(found))
     return capture.get()
+
+
+@pytest.mark.parametrize(("asked", "said"), [(None, "in use for CUDA tensors"), ("reference", "not in use")])
+def test_what_triton_is_used_for_is_told(
+    device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, asked: str | None, said: str
+):
+    monkeypatch.setattr(doctor, "_version", lambda package: "3.6.0")
+    if asked is not None:
+        monkeypatch.setenv(backends.VARIABLE, asked)
+    assert f"triton 3.6.0, {said};" in shown()

@@ -16,7 +16,7 @@ POINTERS = {
     "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
     "finer": "*i32", "fronts": "*i32", "signs": "*i32", "places": "*i64",
 }  # fmt: skip
-FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
+FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most", "largest"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
     "first", "half", "tiles", "least", "steps", "b", "unit", "plane", "number", "low", "low_bytes", "size", "turn",
@@ -146,12 +146,17 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.subsets._count": ({}, [{"CHUNK": 1024}]),
     "kernels.subsets._take_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
-        {"EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1, "LISTED": listed, "TILE": 1024}
-        for listed in (0, 1)
+        {"EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": rest, "SENDS": sends, "LISTED": listed, "TILE": 1024}
+        for listed, sends, rest in ((0, 1, 1), (1, 1, 1), (1, 1, 0), (1, 0, 1))
     ]),
     "kernels.subsets._put_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
-        {"EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)
+        {"LOOKS": looks, "EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1) for looks in (0, 1)
     ]),
+    "kernels.casts._encode": ({}, [
+        {"wire": kind, "HAS_MEMORY": both, "HAS_REST": both, "EVEN": 1, "TILE": 1024}
+        for kind in ("*fp32", "*i16", "*fp16") for both in (1, 0)
+    ]),
+    "kernels.casts._sum": ({}, [{"wires": kind, "EVEN": 1, "TILE": 1024} for kind in ("*fp32", "*i16", "*fp16")]),
     "kernels.factors.draw_kernel": ({}, [{**NORMAL, "EVEN": 1, "GROUPS": 256}]),
     "kernels.low_rank.rows_kernel": ({}, [{**how, "RANKS": 4, "ROWS": 8} for how in (FACTORS, FACTOR)]),
     "kernels.low_rank.columns_kernel": ({}, [
@@ -402,6 +407,7 @@ HELPERS = (
 NARROW = {
     "kernels.levels._quantize": "x",
     "kernels.subsets._take_drawn": "x",
+    "kernels.casts._encode": ["like"],
     "kernels.finite._add": "x",
     "kernels.rotation.turns._rotate": "xp",
     "kernels.selection.tiles._measure": "x",
@@ -426,6 +432,7 @@ NARROW = {
     "kernels.staging._pad": ["like"],
     "kernels.staging._sum": ["like"],
     "kernels.staging._scale": ["like"],
+    "kernels.staging._look": ["like"],
     "kernels.staging._narrow": ["like"],
     "kernels.staging._weigh": ["like"],
     "kernels.staging._round": ["like"],

@@ -247,14 +247,14 @@ def _words_alone(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("_store_rounded", _as_it_is, lambda: test_tensors_are_scaled(torch.bfloat16)),
+    ("store_rounded", _as_it_is, lambda: test_tensors_are_scaled(torch.bfloat16)),
     ("load_number", _words_as_numbers, lambda: test_tensors_are_scaled(torch.bfloat16)),
     ("load_sum", _words_alone, lambda: test_narrow_tensors_become_float32(torch.bfloat16)),
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
     ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),
     ("magnitude", _rounded_down, lambda: test_staging(torch.bfloat16)),
     ("mark_if", _never, lambda: test_staging(torch.float32)),
-    ("_store_rounded", _as_it_is, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
+    ("store_rounded", _as_it_is, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
     ("load_number", _words_as_numbers, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
     ("mark_if", _never, lambda: test_what_is_summed_in_sixteen_bits(torch.float16)),
     ("add_product", _product_rounded_first, lambda: test_weighed_sums(torch.float32)),

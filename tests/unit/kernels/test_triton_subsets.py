@@ -12,7 +12,15 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
-from grace.kernels import Drawing, Many, add_subset, put_subsets_many, take_subset, take_subsets_many
+from grace.kernels import (
+    Drawing,
+    Many,
+    add_subset,
+    put_subsets_many,
+    sum_subsets_many,
+    take_subset,
+    take_subsets_many,
+)
 from grace.kernels.subsets.triton import _draw
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
@@ -120,6 +128,47 @@ def test_products_that_overflow_are_told() -> None:
         assert put_subsets_many(message, many, drawn, 0, [1.0, 8.0], many).tolist() == [True, False]
 
 
+def sums(sizes: tuple[int, ...], ratio: float, block: int | None, rows: int = 2) -> None:
+    """Messages of three workers, whose rests take the places of the tensors, and their sum; an inf in the last one's."""
+    each = tuple(n for n in sizes for _ in range(rows))
+    drawn = drawing(each, ratio, block)
+    widths = list(map(drawn.width, range(len(each)), each))
+    places = [4 * sum(widths[:row]) for row in range(len(each))]
+    streams = [Stream(3, "m", str(t), None, 0) for t in range(len(sizes))]
+
+    def draw() -> list[Tensor]:
+        many, made = Many(sizes, places, streams, torch.device("cpu"), rows), torch.Generator().manual_seed(1)
+        messages, out = torch.full((3, sum(widths)), 9.0), list[Tensor]()
+        for message in messages:
+            xs = [torch.randn(rows, n, generator=made) for n in sizes]
+            many.point(xs, None, xs)
+            out += [take_subsets_many(message, many, drawn, STEP, [0.25] * len(each)), *xs]
+        out.append(messages.clone())
+        messages[2, places[-1] // 4] = torch.inf
+        xs = [torch.ones(rows, n) for n in sizes]
+        many.point(xs)
+        legal = sum_subsets_many(messages, many, drawn, STEP, [1 / 3] * len(each))
+        assert legal.tolist() == [True] * (len(sizes) - 1) + [False]
+        return [*out, *xs]
+
+    agree(draw, (sizes, ratio, block))
+
+
+@pytest.mark.parametrize("block", [None, 8])
+def test_sums_of_messages(block: int | None) -> None:
+    sums((1, 33, 300), 0.3, block)
+    if block is not None:
+        sums((1025, 4097), 0.3, block, 1)
+
+
+@night
+@pytest.mark.parametrize("block", [None, 1, 3, 32, 1000])
+def test_sums_of_every_size(block: int | None) -> None:
+    for first in range(1, 301, 60):
+        sums(tuple(range(first, first + 60, 7)), 0.3, block)
+    sums((*BORDERS, 9001), 0.05, block)
+
+
 @night
 @pytest.mark.parametrize("block", [None, 1, 3, 32, 1000])
 @pytest.mark.parametrize("ratio", [0.001, 0.2, 1.0])
@@ -171,6 +220,11 @@ def _first_of_each(index, place, k, n, tile, TILE: tl.constexpr):  # type: ignor
 
 
 @triton.jit
+def _first_message(wire, at, inside, weight, mark, W, stride, LOOKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(wire + at, inside, 0.0) * weight
+
+
+@triton.jit
 def _same_turn(  # type: ignore[no-untyped-def]
     table, programs, kept, heads, index, words, unit, step, turn,
     LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, RANKED: tl.constexpr, CHUNK: tl.constexpr,
@@ -189,6 +243,8 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("bits_set", _none_set, lambda: subsets((70,), 0.3, 8)),
     ("drawn_at", _all_sent, lambda: subsets((70,), 0.3, None)),
     ("listed_at", _first_of_each, lambda: subsets((70,), 0.3, None)),
+    ("_said_at", _first_message, lambda: sums((33,), 0.3, None)),
+    ("mark_if", _never, lambda: sums((33,), 0.3, 8)),
 ]
 
 

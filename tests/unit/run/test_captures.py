@@ -120,6 +120,7 @@ def captured(
 
 SPECS = [
     "topk:ratio=0.2", "efsignsgd", "onebit", "none", "bf16", "powersgd:rank=2,min_rate=0.1", "signsgd:memory=none",
+    "gradzip:rank=2,min_rate=0.1",
     "qsgd:bits=4", "efsignsgd:beta=0.7", "natural", "fp8:stochastic=true", "terngrad", "randomk:ratio=0.2", "drive:block=16",
 ]  # fmt: skip
 

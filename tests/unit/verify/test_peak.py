@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+import torch
+
 import grace
+from grace.verify import facts
 from grace.verify.inputs import normal
 from grace.verify.peak import measure_peak
 
@@ -28,3 +32,15 @@ def test_what_is_freed_counts_no_longer():
     assert first == measure_peak(grace.method("qsgd"), xs)
     assert first.kept == 0
     assert measure_peak(grace.method("qsgd:memory=residual"), xs).kept == 4 * 4096
+
+
+def test_facts_with_memory():
+    like = torch.empty(64, 64, device="meta")
+    found = facts("topk:ratio=0.1", like)
+    xs = [normal(64, 64, seed=1)(rank) for rank in range(4)]
+    assert (found.kept, found.peak) == (4 * 4096, measure_peak(grace.method("topk:ratio=0.1"), xs).most)
+    declared = grace.method("topk:ratio=0.1").facts(like)
+    assert (declared.kept, declared.peak) == (None, None)
+    assert found.payload == declared.payload
+    with pytest.raises(grace.GraceError, match="3 workers"):
+        facts("topk:machine=2", like, 3)

@@ -49,7 +49,8 @@ class Many:
         those of a tensor side by side.
     table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
-        rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers.
+        rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place: whether some rest
+        takes the place of its x or memory.
     work: the same tensors, places and streams, but float32 xs that an encoder which asks for it may overwrite: they may be
         the rests, or where there are none the xs. Its own work is it itself. None: nobody has asked.
     """
@@ -76,8 +77,8 @@ class Many:
         self.rests: Sequence[Tensor] | None = None
         self.work: Many | None = None
         self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64)
-        self.even = False
-        self._tables: dict[tuple[int, ...], tuple[Tensor, bool]] = {}
+        self.even = self.in_place = False
+        self._tables: dict[tuple[int, ...], tuple[Tensor, bool, bool]] = {}
         self._made: dict[Hashable, Any] = {}
         self._clean, self._given = self.table, 0  # marks for coming launches, and how many have been handed out
 
@@ -133,11 +134,14 @@ class Many:
             keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
             columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
             lines = torch.tensor([list(line) for line in zip(*columns, strict=True)])
-            table = _to(self.device, lines), not any(at % _EVEN for at in (*key, *self._starts))
+            even = not any(at % _EVEN for at in (*key, *self._starts))
+            given = zip(*(part or none for part in parts), strict=True)
+            in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
+            table = _to(self.device, lines), even, in_place
             if len(self._tables) >= _SIDES:
                 self._tables.clear()
             self._tables[key] = table
-        self.table, self.even = table
+        self.table, self.even, self.in_place = table
         self._dtype = xs[0].dtype if xs else torch.float32
         self.xs = _InRows(xs, self._whole_sizes)
         self.memories = None if memories is None else _InRows(memories, self._whole_sizes)

@@ -65,7 +65,7 @@ def clear_many(flags: Tensor, many: Many) -> None:
 
 @operation
 def finite_many(flags: Tensor, many: Many) -> Tensor:
-    """``[T]`` bool: which xs, float32, are finite, of those whose flag, of ``[T]`` bool, is set."""
+    """``[T]`` bool: which xs are finite, of those whose flag, of ``[T]`` bool, is set. x ``[1, n_t]`` may be narrower."""
 
 
 @operation

@@ -76,12 +76,13 @@ def _clear(table, programs, like, flags, b, EVEN: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def _look(table, programs, marks, LEAST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
-    """A mark for each tensor that has a magnitude whose word is LEAST or more."""
+def _look(table, programs, like, marks, LEAST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """A mark for each tensor that has a magnitude whose word, as float32, is LEAST or more."""
     task, tile = tile_of(programs)
+    x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
     i = tile * TILE + tl.arange(0, TILE)
-    mark_if(marks + task, magnitude(tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0)) >= LEAST)
+    mark_if(marks + task, magnitude(load_number(x, i, i < n)) >= LEAST)
 
 
 @triton.jit
@@ -93,7 +94,7 @@ def _bfloat16_word(number):
 
 
 @triton.jit
-def _store_rounded(x, i, inside, number):
+def store_rounded(x, i, inside, number):
     """Stores numbers as x's type, float16 or words of bfloat16, to nearest and even. float32: what they are then."""
     if x.dtype.element_ty == tl.int16:
         word = _bfloat16_word(number)
@@ -114,7 +115,7 @@ def _scale(table, programs, like, factors, EVEN: tl.constexpr, TILE: tl.constexp
         x, _start = numbers_of(table, task, like, EVEN)
         _place, n = wire_of(table, task)
         i = tile * TILE + tl.arange(0, TILE)
-        _store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
+        store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
 
 
 @triton.jit
@@ -124,7 +125,7 @@ def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: t
     i = tile * TILE + tl.arange(0, TILE)
     x, _start = numbers_of(table, task, like, EVEN)
     mean = tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0)
-    rounded = _store_rounded(x, i, i < n, mean)
+    rounded = store_rounded(x, i, i < n, mean)
     mark_if(marks + task, (magnitude(rounded) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
     if HAS_REST:
         rest = tensor_of(table, task, 2, EVEN) + i
@@ -139,7 +140,7 @@ def _round(table, programs, like, rounded, marks, weight, EVEN: tl.constexpr, TI
     wire, _start = numbers_of(rounded, task, like, EVEN)
     product = tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0) * weight
     mark_if(marks + task, magnitude(product) >= 0x7F800000)
-    _store_rounded(wire, i, i < n, product)
+    store_rounded(wire, i, i < n, product)
 
 
 @triton.jit
@@ -198,7 +199,7 @@ def nonzero_many(flags: Tensor, many: Many) -> Tensor:
 def _all_below(many: Many, least: int) -> Tensor:
     """``[T]`` bool: of which tensors no magnitude's word reaches this."""
     tiles, marks = many.tiles(TILE), many.marks()
-    launch(_look, (tiles.shape[0],), many.table, tiles, marks.clean, LEAST=least, EVEN=many.even, TILE=TILE)
+    launch(_look, (tiles.shape[0],), many.table, tiles, many.like, marks.clean, LEAST=least, EVEN=many.even, TILE=TILE)
     return many.all_of(marks.clean)
 
 

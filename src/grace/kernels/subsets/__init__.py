@@ -21,7 +21,7 @@ from grace.kernels.many import Many
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["Drawing", "add_subset", "put_subsets_many", "take_subset", "take_subsets_many"]
+__all__ = ["Drawing", "add_subset", "put_subsets_many", "sum_subsets_many", "take_subset", "take_subsets_many"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, 
 
     What is drawn of p_t goes to its place in ``message [s]`` float32; places are in bytes. Each rest becomes p_t, which is
     multiplied by ``left[t]`` where it is drawn. Where p_t is not finite, its part of the message and its rest mean nothing.
+    Of each of a tensor's rows it is drawn alike; ``left`` has a number for each row. Rests may be the xs.
     """
 
 
@@ -97,6 +98,13 @@ def put_subsets_many(
 ) -> Tensor:
     """Sets each x_t of ``into``, float32, to ``weight[t]`` times its part of ``message [s]`` float32 where
     :func:`take_subsets_many` took it from ``many``, else 0: ``[T]`` bool, of which tensors these are all finite.
+    """
+
+
+@operation
+def sum_subsets_many(rows: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float]) -> Tensor:
+    """As :func:`put_subsets_many`, into ``many`` itself, of the sum of the parts of all W messages ``rows [W, s]`` float32:
+    each times ``weight[t]``, in their order. ``[T]`` bool, of which tensors all parts are finite.
     """
 
 

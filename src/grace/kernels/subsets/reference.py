@@ -34,39 +34,64 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
 
 def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, left: Sequence[float]) -> Tensor:
     flags = []
-    for t, x in enumerate(many.xs):
-        p = x[0].float() if many.memories is None else x[0].float() + many.memories[t][0]
+    memories = None if many.memories is None else _rows(many.memories)
+    rests = None if many.rests is None else _rows(many.rests)
+    for t, x in enumerate(_rows(many.xs)):
+        p = x.float() if memories is None else x.float() + memories[t]
         flags.append(p.isfinite().all())
         places, sent = _places(many, drawing, step, t), _part(message, many, drawing, t)
-        sent.zero_()[: len(places)] = p[places]
-        if many.rests is not None:
-            many.rests[t].copy_(p)
-            many.rests[t][0, places] = p[places] * left[t]
-    return torch.stack(flags)
+        sent.zero_()[: len(places)] = taken = p[places]
+        if rests is not None:
+            rests[t].copy_(p)
+            rests[t][places] = taken * left[t]
+    return many.all_of(torch.stack(flags))
 
 
 def put_subsets_many(
     message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
 ) -> Tensor:
-    flags = []
-    for t, x in enumerate(into.xs):
-        places, sent = _places(many, drawing, step, t), _part(message, many, drawing, t)
-        said = add_at_(torch.zeros_like(x[0]), 0, places, sent[: len(places)] * weight[t])
-        x[0].copy_(said)
-        flags.append(said.isfinite().all())
-    return torch.stack(flags)
+    _sum(message[None], many, drawing, step, weight, into)
+    return into.all_of(_all_finite(_rows(into.xs)))
+
+
+def sum_subsets_many(rows: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float]) -> Tensor:
+    return many.all_of(_all_finite(_sum(rows, many, drawing, step, weight, many)))
+
+
+def _sum(
+    messages: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
+) -> list[Tensor]:
+    """Sets the rows of ``into``: what has been added, of all messages ``[W, s]``, for each row."""
+    sent = []
+    for t, x in enumerate(_rows(into.xs)):
+        places, total = _places(many, drawing, step, t), torch.zeros_like(x)
+        sent.append(torch.stack([_part(one, many, drawing, t)[: len(places)] for one in messages]))
+        for part in sent[-1]:
+            add_at_(total, 0, places, part * weight[t])
+        x.copy_(total)
+    return sent
+
+
+def _all_finite(rows: Sequence[Tensor]) -> Tensor:
+    """bool: which of them are."""
+    return torch.stack([row.isfinite().all() for row in rows])
+
+
+def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The rows of all tensors ``[b, n_t]``."""
+    return [row for x in tensors for row in x]
 
 
 def _part(message: Tensor, many: Many, drawing: Drawing, t: int) -> Tensor:
-    """What tensor t sends, of ``message [s]``."""
+    """What row t sends, of ``message [s]``."""
     at = many.places[t] // 4
     return message[at : at + drawing.width(t, many.sizes[t])]
 
 
 def _places(many: Many, drawing: Drawing, step: int, t: int) -> Tensor:
-    """``[m]``: the places in tensor t of what it sends, in the order in which it does."""
+    """``[m]``: the places in row t of what it sends, in the order in which it does."""
     n = many.sizes[t]
-    chosen = drawing.choose(t, n, replace(many.streams[t], step=step), many.device)
+    chosen = drawing.choose(t, n, replace(many.streams[t // many.rows], step=step), many.device)
     if drawing.block is None:
         return chosen
     places = (chosen.sort().values[:, None] * drawing.block + torch.arange(drawing.block, device=many.device)).view(-1)

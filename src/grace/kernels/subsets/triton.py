@@ -173,12 +173,14 @@ def listed_at(index, place, k, n, tile, TILE: tl.constexpr):
 @triton.jit
 def _take_drawn(
     table, programs, x, kept, heads, wire, bad, index, words, before, unit, left,
-    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
+    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, SENDS: tl.constexpr, LISTED: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
+    """SENDS: what is drawn is written to the wire."""
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
-    x, _start = numbers_of(table, task, x, EVEN)
-    e = tensor_of(table, task, 1, EVEN)
+    x, start = numbers_of(table, task, x, EVEN)
+    x, e = x + start, tensor_of(table, task, 1, EVEN) + start
     first, full = tile * TILE, (tile + 1) * TILE <= n
     lane = tl.arange(0, TILE)
     inside = lane < tl.minimum(n - first, TILE).to(tl.int32)
@@ -187,23 +189,42 @@ def _take_drawn(
     sent, where = drawn_at(heads, words, before, task, first, lane, inside, full, unit, LISTED)
     if HAS_REST:
         rest = tl.where(sent, p * tl.load(left + task), p)
-        store_tile(tensor_of(table, task, 2, EVEN) + first + lane, rest, inside, full)
-    if LISTED:
-        at, mine, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
-        tl.store(wire + at, load_sum(x, e, i, mine, HAS_MEMORY), mine)
-    else:
-        tl.store(wire + place // 4 + where, p, inside & sent)
+        store_tile(tensor_of(table, task, 2, EVEN) + start + first + lane, rest, inside, full)
+    if SENDS:
+        if LISTED:
+            at, mine, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
+            tl.store(wire + at, load_sum(x, e, i, mine, HAS_MEMORY), mine)
+        else:
+            tl.store(wire + place // 4 + where, p, inside & sent)
 
 
 @triton.jit
+def _said_at(wire, at, inside, weight, mark, W, stride, LOOKS: tl.constexpr):
+    """What W messages say there, times weight and added up in their order; 0 outside. A mark where the sum, or if it LOOKS at
+    them one of the numbers, is not finite.
+    """
+    total, largest = tl.zeros(at.shape, tl.float32), tl.zeros(at.shape, tl.int32)
+    for _ in range(W):
+        number = tl.load(wire + at, inside, 0.0)
+        largest = tl.maximum(largest, magnitude(number))
+        total += number * weight
+        wire += stride
+    if LOOKS == 0:
+        largest = magnitude(total)
+    mark_if(mark, largest >= 0x7F800000)
+    return total
+
+
+@triton.jit(do_not_specialize=["W", "stride"])
 def _put_drawn(
-    table, programs, x, kept, heads, wire, bad, index, words, before, unit, left,
-    EVEN: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
+    table, programs, x, kept, heads, wire, bad, index, words, before, unit, left, W, stride,
+    LOOKS: tl.constexpr, EVEN: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Each number is written once: by the program that has its place, or by the one that has what is sent for it."""
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
-    x, _start = numbers_of(table, task, x, EVEN)
+    x, start = numbers_of(table, task, x, EVEN)
+    x += start
     weight = tl.load(left + task)
     first, full = tile * TILE, (tile + 1) * TILE <= n
     lane = tl.arange(0, TILE)
@@ -213,13 +234,10 @@ def _put_drawn(
     if LISTED:
         tl.store(x + first + lane, zero, inside & (sent == 0))
         at, listed, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
-        value = zero + tl.load(wire + at, listed, 0.0) * weight
-        mark_if(bad + task, listed & (magnitude(value) >= 0x7F800000))
-        tl.store(x + i, value, listed)
+        tl.store(x + i, _said_at(wire, at, listed, weight, bad + task, W, stride, LOOKS), listed)
     else:
-        value = zero + tl.load(wire + place // 4 + where, inside & sent, 0.0) * weight
-        mark_if(bad + task, inside & (magnitude(value) >= 0x7F800000))
-        store_tile(x + first + lane, value, inside, full)
+        said = _said_at(wire, place // 4 + where, inside & sent, weight, bad + task, W, stride, LOOKS)
+        store_tile(x + first + lane, said, inside, full)
 
 
 class Subsets:
@@ -269,16 +287,23 @@ class Subsets:
         many, marks = self._many, self._many.marks()
         if self._before is not None:
             message.zero_()
-        launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
-               HAS_REST=many.rests is not None, LISTED=self._before is None, TILE=TILE)  # fmt: skip
-        return marks.clean
+        keeps, listed = many.rests is not None, self._before is None
+        # a program reads at the places of a list what is another's, which is to be there still
+        turns = ((True, False), (False, True)) if listed and many.in_place else ((True, keeps),)
+        for sends, has_rest in turns:
+            launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even,
+                   HAS_MEMORY=many.memories is not None, HAS_REST=has_rest, SENDS=sends, LISTED=listed,
+                   TILE=TILE)  # fmt: skip
+        return many.all_of(marks.clean)
 
-    def put(self, message: Tensor, weight: Sequence[float], into: Many) -> Tensor:
-        """As :func:`grace.kernels.subsets.put_subsets_many`."""
+    def put(self, messages: Tensor, weight: Sequence[float], into: Many, *, looks: bool) -> Tensor:
+        """The sums over ``messages [W, s]`` float32. If it ``looks`` at their numbers, it is as
+        :func:`grace.kernels.subsets.sum_subsets_many`, or at the sums, as :func:`grace.kernels.subsets.put_subsets_many`.
+        """
         marks = self._many.marks()
-        launch(_put_drawn, *self._arguments(into, message, marks, weight), EVEN=into.even, LISTED=self._before is None,
-               TILE=TILE)  # fmt: skip
-        return marks.clean
+        launch(_put_drawn, *self._arguments(into, messages, marks, weight), len(messages), messages.stride(0), LOOKS=looks,
+               EVEN=into.even, LISTED=self._before is None, TILE=TILE)  # fmt: skip
+        return into.all_of(marks.clean)
 
     def _arguments(self, of: Many, message: Tensor, marks: Marks, factors: Sequence[float]) -> tuple[object, ...]:
         many, tiles = self._many, self._many.tiles(TILE)
@@ -311,7 +336,16 @@ def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, 
 def put_subsets_many(
     message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
 ) -> Tensor:
+    return _drawn(many, drawing, step).put(message[None], weight, into, looks=False)
+
+
+def sum_subsets_many(rows: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float]) -> Tensor:
+    return _drawn(many, drawing, step).put(rows, weight, many, looks=True)
+
+
+def _drawn(many: Many, drawing: Drawing, step: int) -> Subsets:
+    """What is drawn in this step, anew unless it was drawn last."""
     subsets = Subsets.of(many, drawing)
     if subsets.step != step:
         subsets.draw(step)
-    return subsets.put(message, weight, into)
+    return subsets

@@ -11,7 +11,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.kernels import add_scaled_, split_spans
+from grace.kernels import Many, add_scaled_, encode_casts_many, split_spans, sum_casts_many
 from grace.random import Stream
 
 
@@ -22,6 +22,7 @@ class Cast(Compressor):
     summable: ClassVar[bool] = True
     predivide: ClassVar[bool] = True
     overflows: ClassVar[bool] = True
+    handles_many: ClassVar[bool] = True
     rounds_to: ClassVar[torch.dtype]
     relative_error: ClassVar[float]  # of a normal number
 
@@ -39,6 +40,13 @@ class Cast(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         wires.check_shape("numbers", wire, out.shape)
         add_scaled_(out, wire, scale)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_casts_many(message, many, self.rounds_to)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        sum_casts_many(rows, many, self.rounds_to, scale)
+        return many.all_set
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=1 - self.relative_error**2, payload=2 * n)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 
+import torch
 from torch import Tensor
 
 from grace.contract.compressor import Compressor
-from grace.kernels import Drawing, Many, put_subsets_many, take_subsets_many
+from grace.kernels import Drawing, Many, put_subsets_many, sum_subsets_many, take_subsets_many
 from grace.random import Stream
 
 
@@ -26,7 +27,11 @@ class Drawn(Compressor):
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         left = [1 - self._factor(n) for n in many.sizes]
-        return take_subsets_many(message, many, self._drawing(many), rng.step, left)
+        return take_subsets_many(message.view(torch.float32), many, self._drawing(many), rng.step, left)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        weight = [scale * self._factor(n) for n in many.sizes]
+        return sum_subsets_many(rows.view(torch.float32), many, self._drawing(many), rng.step, weight)
 
     def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
         weight = [self._factor(n) for n in many.sizes]

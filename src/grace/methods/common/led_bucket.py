@@ -15,10 +15,11 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Broadcast, Exchange, Parts
-from grace.communicators.many import can_go_together, finish, refuse_illegal
+from grace.communicators.many import finish, refuse_illegal
 from grace.communicators.summed import SumPlan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.capturing import refuse_capture
 from grace.kernels import (

@@ -15,10 +15,8 @@ from grace.collectives import Exchange
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
-from grace.flags.finite import ask_host_of_all
 from grace.kernels.factors import draw_many, solve_ridge_many, succeed_many, unit_columns_many
-from grace.kernels.many import poison_many
-from grace.kernels.staging import finite_many, nonzero_many
+from grace.kernels.staging import clear_many, finite_many, nonzero_many
 from grace.methods.common.factor_bucket import rows_of
 from grace.methods.common.matrices import Sides
 from grace.methods.common.turned_bucket import Kind, TurnedBucket, TurnedPlan, find_plan, rooms_of
@@ -35,12 +33,15 @@ class Ridge(NamedTuple):
 
 
 class RidgeBucket(TurnedBucket):
-    """One step of T tensors: either :meth:`sum_first`, :meth:`firsts` and perhaps :meth:`poison`, or :meth:`sum_factors`,
-    :meth:`restore` and :meth:`succeed`; each is called once.
+    """One step of T tensors: either :meth:`sum_first` and :meth:`firsts`, or :meth:`sum_factors`, :meth:`restore` and
+    :meth:`succeed`; each is called once.
 
     Args:
         plan, xs, given: as in :class:`TurnedBucket`. olds: of each matrix the given factor, ``[s, r]``. lasts: the other one
-            of its state, which is to be succeeded; may be empty. widened: whether xs already have what narrow tensors hold.
+            of its state, which is to be succeeded; may be empty. after: the bucket that makes the given factors, of the same
+            matrices; its tensors already have what narrow ones hold.
+
+    finite: of the matrices, whether their first factors are, ``[T]``, once there are any.
     """
 
     def __init__(
@@ -53,21 +54,33 @@ class RidgeBucket(TurnedBucket):
         peers: Peers,
         workspace: Workspace,
         ridge: Ridge,
-        *,
-        widened: bool,
+        after: RidgeBucket | None = None,
     ):
         TurnedBucket.__init__(self, plan, xs, given, olds, peers, workspace)
-        self._ridge, self._widened = ridge, widened
+        self._ridge, self._after = ridge, after
+        self.finite: Tensor | None = None
         self._lasts = dict(zip(plan.at, lasts, strict=bool(lasts)))
         self._news = {i: peers.like.lent.borrow_successor(last) for i, last in self._lasts.items()}
 
-    def has_all(self, at: Sequence[int]) -> bool:
-        """Whether the tensors ``at`` these places are all of its matrices."""
-        return list(at) == self._plan.at
+    @property
+    def matrices(self) -> list[int]:
+        """Which of its tensors are matrices."""
+        return self._plan.at
 
-    def rooms_at(self, at: Sequence[int], xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Where kernels work on the tensors ``at`` these places, which are ``xs``, of any shapes."""
-        return xs if self._xs is self._given else [self._xs[i] for i in at]
+    def open_second(
+        self, owner: object, sides: Sequence[Sides | None], xs: Sequence[Tensor], lasts: dict[int, Tensor]
+    ) -> RidgeBucket | None:
+        """The bucket of all its matrices that fits their other factors to those that this one makes, as :func:`open_ridges`.
+        ``lasts``: of each matrix, by its number among ``xs``, the last one of these, ``[l, r]``.
+        """
+        at = self.matrices
+        some, peers = [xs[i] for i in at], self._peers.only(tuple(at))
+        olds, turned, last = self._said(), [True] * len(at), [lasts[i] for i in at]
+        return open_ridges(owner, self._ridge, [sides[i] for i in at], turned, some, olds, last, peers, after=self)
+
+    def rooms_of_matrices(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Where kernels work on its matrices, which are ``xs``, of any shapes."""
+        return xs if self._xs is self._given else [self._xs[i] for i in self.matrices]
 
     def point(self) -> bool:
         there = TurnedBucket.point(self)
@@ -90,23 +103,14 @@ class RidgeBucket(TurnedBucket):
             self._project(*each)
         yield from self._sum()
 
-    def firsts(self) -> tuple[dict[int, Exchanged[Any]], list[Tensor], list[Tensor]]:
-        """What followed from the first factors: the results of what travelled as it is; and of each matrix the mean factor, of
-        rows of r numbers, and whether it is finite.
+    def firsts(self) -> dict[int, Exchanged[Any]]:
+        """What followed from the first factors, of which those that are not finite become 0: the results of what travelled as
+        it is.
         """
         (kind,) = self._plan.kinds
-        results = self._plan.dense.results(self._message, self._xs, self._means, keep=self._keep)
-        self._finite = [finite_many(kind.all, kind.said)]
-        return results, self._said(), list(self._finite[0].unbind(0))
-
-    def poison(self) -> dict[int, Exchanged[Any]]:
-        """The means of the matrices whose first factor is not finite become NaN: their results, by their numbers."""
-        (kind,), (finite,) = self._plan.kinds, self._finite
-        if kind.narrow is None:
-            poison_many(finite, kind.whole_means)
-        else:
-            kind.narrow.poison(finite)
-        return self._results(kind, finite)
+        self.finite = finite_many(kind.all, kind.said)
+        clear_many(self.finite, kind.said)
+        return self._plan.dense.results(self._message, self._xs, self._means, keep=self._keep)
 
     def succeed(self) -> list[Tensor]:
         """What follows each last factor: the mean, or where it is not finite or all of it is 0 the last one. A zero gradient
@@ -119,8 +123,14 @@ class RidgeBucket(TurnedBucket):
         return list(self._news.values())
 
     def _widen(self, kind: Kind) -> None:
-        if not self._widened:
+        if self._after is None:
             TurnedBucket._widen(self, kind)
+
+    def _fine(self, kind: Kind) -> Tensor:
+        if self._after is None:
+            return TurnedBucket._fine(self, kind)
+        assert self._after.finite is not None
+        return self._after.finite
 
     def _make_bases(self, kind: Kind, wide: Tensor, narrow: Tensor) -> None:
         if kind.drawn is not None:
@@ -139,59 +149,37 @@ def open_ridges(
     lasts: Sequence[Tensor],
     peers: Sequence[Peer],
     *,
-    after: tuple[RidgeBucket, Sequence[int]] | None = None,
+    after: RidgeBucket | None = None,
 ) -> RidgeBucket | None:
     """As :func:`grace.methods.common.turned_bucket.open_turned`. ``olds``: of each matrix the given factor; ``lasts``: as in
-    :class:`RidgeBucket`. ``after``: a bucket that made the given factors, and where these tensors, all of them matrices, are
-    among its own; without it fresh numbers are added to these factors.
+    :class:`RidgeBucket`. ``after``: the bucket whose matrices these tensors are, and which makes the given factors; without
+    it fresh numbers are added to these.
     """
-    rooms = rooms_of(sides, xs, (*olds, *lasts), peers) if after is None else after[0].rooms_at(after[1], xs)
+    rooms = rooms_of(sides, xs, (*olds, *lasts), peers) if after is None else after.rooms_of_matrices(xs)
     if rooms is None:
         return None
-    drawn_as, of = (ridge.drawn_as, None) if after is None else (None, after[1])
+    drawn_as, of = (ridge.drawn_as, None) if after is None else (None, after.matrices)
     found = find_plan(RidgeBucket, owner, sides, turned, xs, rooms, peers, drawn_as=drawn_as, of=of)
     if found is None:
         return None
     workspace, place, plan = found
-    widened = after is not None
-    bucket = RidgeBucket(plan, rooms, xs, olds, lasts, Peers.of(peers), workspace, ridge, widened=widened)
+    bucket = RidgeBucket(plan, rooms, xs, olds, lasts, Peers.of(peers), workspace, ridge, after)
     if not bucket.point():
         bucket.forget()
         return None
-    if after is None or after[0].has_all(after[1]):  # of other sets there are 2^T, hardly ever seen again
-        workspace.keep(*place, plan)
+    workspace.keep(*place, plan)
     return bucket
 
 
-def exchange_both(
-    owner: object,
-    ridge: Ridge,
-    first: RidgeBucket,
-    xs: Sequence[Tensor],
-    sides: Sequence[Sides | None],
-    lasts: dict[int, Tensor],
-    peers: Peers,
-) -> Exchange[tuple[list[Exchanged[Any]], dict[int, Tensor]]]:
-    """Both factors of each matrix, but of those whose first one is not finite; the host is asked which these are. The bucket
-    ``first`` was opened for these tensors; ``lasts``: of each matrix, by its number among them, the last second factor
-    ``[l, r]``.
+def exchange_both(first: RidgeBucket, second: RidgeBucket) -> Exchange[tuple[dict[int, Exchanged[Any]], list[Tensor]]]:
+    """Both factors of each matrix: the second to the mean of the first, or where that is not finite to 0, so that nobody has
+    to know. ``second`` is what :meth:`RidgeBucket.open_second` has given.
 
     Returns:
-        The results, and what follows the last factors.
+        The results of the tensors, by their numbers, and of each matrix what follows its last second factor.
     """
     yield from first.sum_first()
-    outs, means, flags = first.firsts()
-    given = {t: mean for t, mean, fine in zip(lasts, means, ask_host_of_all(flags), strict=True) if fine}
-    if len(given) < len(lasts):
-        outs.update(first.poison())  # and of the others what follows is put in its place
-    if not given:
-        return [outs[t] for t in range(len(xs))], {}
-    some, shapes, olds = [xs[t] for t in given], [sides[t] for t in given], [lasts[t] for t in given]
-    turned, after = [True] * len(given), (first, tuple(given))
-    second = open_ridges(
-        owner, ridge, shapes, turned, some, list(given.values()), olds, peers.only(tuple(given)), after=after
-    )
-    assert second is not None, "the host was asked, so that no work is captured"
+    outs = first.firsts()
     yield from second.sum_factors()
-    outs.update(zip(given, second.restore()[0], strict=True))
-    return [outs[t] for t in range(len(xs))], dict(zip(given, second.succeed(), strict=True))
+    outs.update(zip(first.matrices, second.restore()[0], strict=True))
+    return outs, second.succeed()

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.communicators.many import can_go_together
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels import (
     PRIME,

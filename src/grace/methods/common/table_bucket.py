@@ -15,9 +15,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Parts
-from grace.communicators.many import can_go_together, finish, refuse_illegal
+from grace.communicators.many import finish, refuse_illegal
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
+from grace.contract.together import can_go_together
 from grace.contract.workspace import take_rooms
 from grace.kernels import (
     Many,

@@ -275,7 +275,7 @@ class TurnedBucket:
         results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep, checked=checked)
         self._finite: list[Tensor] = []  # of each kind
         for kind, wide, _, factors in self._kinds():
-            finite = finite_many(kind.all, kind.whole_said)
+            finite = finite_many(self._fine(kind), kind.whole_said)
             gather_rows_many(factors, kind.said, kind.spans, right=True)
             left, right = kind.pair(factors, wide)
             split_low_rank_many(left, kind.matrices, kind.factors, None, right)
@@ -289,6 +289,10 @@ class TurnedBucket:
             self._finite.append(finite)
             results.update(self._results(kind, finite))
         return [results[i] for i in range(len(xs))], self._said()
+
+    def _fine(self, kind: Kind) -> Tensor:
+        """Which matrices of a kind are finite, as far as was known before their factors came."""
+        return kind.all
 
     def _results(self, kind: Kind, finite: Tensor) -> dict[int, Exchanged[Any]]:
         """The results of the matrices of a kind, which are ``finite [T]``, by their numbers."""

@@ -1,0 +1,35 @@
+"""The specification of wires that are the numbers themselves, in plain torch."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each
+from grace.kernels.sums.reference import add_scaled_
+
+
+def encode_casts_many(message: Tensor, many: Many, dtype: torch.dtype) -> Tensor:
+    return encode_each(message, many, functools.partial(_encode, dtype))
+
+
+def _encode(dtype: torch.dtype, t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Tensor t ``[b, n]``: its wires uint8 ``[b, w]``, and whether it is finite."""
+    p = x if memory is None else x + memory
+    finite = p.isfinite().all()
+    largest = torch.finfo(dtype).max
+    wire = (p if rest is None else p.clamp(-largest, largest)).to(dtype)
+    if rest is not None:
+        rest.copy_(p - wire.float())
+    return wire.contiguous().view(torch.uint8), finite
+
+
+def sum_casts_many(rows: Tensor, many: Many, dtype: torch.dtype, weight: float) -> None:
+    outs = [row for x in many.xs for row in x]
+    for out, place in zip(outs, many.places, strict=True):
+        out.zero_()
+        for wire in rows[:, place : place + out.numel() * dtype.itemsize]:
+            add_scaled_(out, wire.view(dtype), weight)
