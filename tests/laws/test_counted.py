@@ -235,11 +235,12 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
 
 def count_work(
     spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32,
-    backend: str = "triton",
+    backend: str = "triton", told: int | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
+    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number, or so many."""
     launches, execute = [0], GridExecutor.__call__
     teller, argument, number = TOLD.get(spec.split(":")[0], ("_plan", "widths", 9))
+    number = number if told is None else told
 
     def only_count(executor: Any, *args: Any, **how: Any) -> None:
         launches[0] += 1

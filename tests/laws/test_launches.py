@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="needs the package triton")
 
 import grace
+from grace.kernels.subsets.triton import Subsets
 from tests.laws import test_counted, test_many
 from tests.laws.test_counted import count_work
 from tests.unit.kernels.triton_checks import interpreter, night
@@ -85,6 +86,7 @@ ASKED = {
     "sidco:dist=gpareto": 3,
     "sidco:dist=gamma": 3,
 }
+ASKED_IF_LARGE = {"acpsgd": 1, "atomosvd": 6}  # which are compressed then
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
     "qsparse:index=delta", "sketchedsgd:cols=1,p2=1",
@@ -111,6 +113,16 @@ def test_a_bucket_of_many_takes_as_many_as_one_of_few(spec: str, monkeypatch: py
 def test_it_asks_as_often(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ASKED.get(spec, 0)
     assert count(spec, monkeypatch, runs=False, what=1) == (asked, asked)
+
+
+@pytest.mark.parametrize("spec", shared(dict(FIXED), ("randomk", "topk", "threshold")))
+def test_it_asks_as_often_about_larger_tensors(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels choose another way from 4,096 numbers on, and what goes uncompressed where it is small does no longer."""
+    shapes, told = ((300, 240), (100, 50)), None
+    if spec.startswith("3lc"):  # one width fits both
+        shapes, told = ((300, 240), (240, 300)), 2000
+    _, asked = count_work(spec, shapes, monkeypatch, told=told)
+    assert asked == ASKED.get(spec, ASKED_IF_LARGE.get(spec, 0))
 
 
 @night
@@ -179,6 +191,19 @@ def test_tensors_that_go_one_by_one_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("grace.communicators.one_hop.prepare", lambda *_: None)
     with pytest.raises(AssertionError):
         test_a_bucket_of_many_takes_as_many_as_one_of_few("natural:bits=4", monkeypatch)
+
+
+def test_a_question_about_larger_tensors_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Subsets.draw
+
+    def ask(subsets: Subsets, step: int) -> None:
+        draw(subsets, step)
+        if subsets._words.numel() > 1000:
+            subsets._words.tolist()
+
+    monkeypatch.setattr(Subsets, "draw", ask)
+    with pytest.raises(AssertionError):
+        test_it_asks_as_often_about_larger_tensors("randomk", monkeypatch)
 
 
 def test_a_question_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

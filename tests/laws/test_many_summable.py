@@ -91,6 +91,7 @@ def test_buckets_of_all_kinds(spec: str, communicator: str, dtype: torch.dtype) 
             assert_same(Policy([("*", full)]), 2, SMALL, dtype=dtype, plans=SOME, beside="reference")
 
 
+@night
 @pytest.mark.parametrize("spec", AROUND)
 def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for communicator, launches in zip(OVER, AROUND[spec], strict=True):

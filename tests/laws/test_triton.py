@@ -4,6 +4,7 @@ on a CPU; and the laws themselves.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from grace.contract.loan import Loan
 from grace.contract.method import Method
 from grace.verify import laws
 from grace.verify.inputs import UGLY, normal
+from grace.verify.outcome import Profile
+from grace.verify.report import CHECKS
 from grace.verify.running import leaves, make_peer, run, same_bits
+from grace.verify.subject import subject
 from tests.laws.cases import CASES
 from tests.unit.kernels.triton_checks import interpreter, night
 
@@ -31,6 +35,13 @@ SHARE = (
     "efsignsgd", "qsgd:bits=4", "natural", "u8bit", "fp8", "eden:block=16", "topk:ratio=0.2", "threshold:v=0.5",
     "randomk:ratio=0.3",
 )  # fmt: skip
+LAWS = tuple(law for law in CHECKS if law != "speed")
+# Which laws of which methods `make test` checks; the others wait for the night.
+ALWAYS = {
+    ("efsignsgd", "nothing lost"), ("natural", "nothing lost"), ("natural", "non-finite agreed"), ("qsgd", "conservation"),
+    ("threshold", "agreement"), ("randomk", "conservation"),
+}  # fmt: skip
+SMALL = Profile("small", draws=6, worlds=(2,), every=False, ugly=False, trials=3, numbers=1 << 10)
 
 
 def steps(method: Method[Any], xs: list[Tensor], count: int = 2) -> list[Tensor]:
@@ -85,7 +96,7 @@ def test_means_and_memories_of_every_case(spec: str) -> None:
 
 @night
 @pytest.mark.parametrize("spec", CASES)
-def test_laws_hold(spec: str) -> None:
+def test_laws_of_every_case(spec: str) -> None:
     method = CASES[spec]
     with backends.using("triton"):
         for name in ("normal", "ties", "tiny and huge", "bf16"):
@@ -93,6 +104,29 @@ def test_laws_hold(spec: str) -> None:
             laws.agreement(method, xs)
             if not laws.is_memory(method) and laws.conserves(method):
                 laws.conservation(method, xs)
+
+
+EACH = {spec.partition(":")[0]: method for spec, method in reversed(CASES.items())}  # one case of each method
+
+
+def share_laws() -> list[Any]:
+    """Each law for each of these, as parameters: all at night, some always."""
+    assert set(EACH) >= {name for name, _ in ALWAYS}
+    pairs = itertools.product(EACH, LAWS)
+    return [pair if pair in ALWAYS else pytest.param(*pair, marks=night) for pair in pairs]
+
+
+@pytest.mark.parametrize(("name", "law"), share_laws())
+def test_laws_hold(name: str, law: str) -> None:
+    """All that `grace verify` checks but the speed."""
+    with backends.using("triton"):
+        assert CHECKS[law](subject(EACH[name]), SMALL).verdict != "broken"
+
+
+def test_a_law_that_a_kernel_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.kernels.tiles.triton.load_sum", _memory_left_out)
+    with pytest.raises(AssertionError):
+        test_laws_hold("natural", "nothing lost")
 
 
 @triton.jit
