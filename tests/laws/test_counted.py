@@ -121,7 +121,7 @@ AT_NIGHT = {
     "3lc:communicator=broadcast": MIXED,
     "inceptionn:communicator=broadcast": SMALL,
 }
-# Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
+# Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu-buckets.md.
 LAUNCHES = {
     "threshold": 12, "threshold:relative=true": 13, "dgc:memory=residual": 28, "dgc": 30, "sidco": 15, "topk:index=rice": 19,
     "inceptionn": 8, "varsparse": 12,
@@ -270,7 +270,7 @@ def count_work(
 def test_launches_and_questions_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = [count_work(spec, ((3,),) * T, monkeypatch) for T in (1, 3, 40)]
     assert counts == [(LAUNCHES[spec], QUESTIONS.get(spec, 1))] * 3
-    page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/concepts/gpu-buckets.md").read_text()
     assert f"| `{spec}` | {LAUNCHES[spec]} |" in page
 
 

@@ -1,5 +1,5 @@
 """How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method, and how often the
-host is asked: as many and as often, but for those that this file and docs/concepts/gpu.md list, each with its reason.
+host is asked: as many and as often, but for those that this file and docs/concepts/gpu-buckets.md list, each with its reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.unit.kernels.triton_checks import interpreter, night
 
 __all__ = ["interpreter"]
 
-PAGE = Path(__file__).parents[2] / "docs/concepts/gpu.md"
+PAGE = Path(__file__).parents[2] / "docs/concepts/gpu-buckets.md"
+QUESTIONS = PAGE.with_name("gpu.md")
 HEAD = "| method | 3 tensors | 40 tensors | why |"
 # Variants of methods of whose defaults the other two files count the launches.
 VARIANTS = {
@@ -171,7 +172,7 @@ def find_knobs(spec: str) -> str:
 
 
 def test_the_page_says_who_asks() -> None:
-    page = read_questions(PAGE.read_text(encoding="utf-8"))
+    page = read_questions(QUESTIONS.read_text(encoding="utf-8"))
     found = {**ASKED, **{spec: asked for spec, (_, asked) in TOLD.items()}}
     told = {(spec.partition(":")[0], find_knobs(spec)): str(asked) for spec, asked in found.items()}
     unseen = {key: often for key, often in page.items() if key not in told}

@@ -207,10 +207,10 @@ def _run(worker: Worker, given: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("spec", LAUNCHES)
 def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of docs/concepts/gpu.md."""
+    """The table of docs/concepts/gpu-buckets.md."""
     counts = [count_launches(spec, SMALL[1:2] * number, monkeypatch) for number in (1, 3, 40 if spec in LONG else 4)]
     assert counts == [LAUNCHES[spec]] * 3
-    page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/concepts/gpu-buckets.md").read_text()
     assert f"| `{spec}` | {LAUNCHES[spec]} |" in page
     if spec in ("efsignsgd", "natural"):  # and one that rounds the means
         assert count_launches(spec, SMALL, monkeypatch, torch.bfloat16) == LAUNCHES[spec] + 1
@@ -218,11 +218,11 @@ def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("spec", "even", "odd"), HOPS)
 def test_launches_of_two_hops(spec: str, even: int, odd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other table of docs/concepts/gpu.md: of tensors that W divides, and of others."""
+    """The other table of docs/concepts/gpu-buckets.md: of tensors that W divides, and of others."""
     full = f"{spec}:communicator=scatterreduce"
     for shapes, want in ((((6,), (2, 4)), even), (((6,), (2, 4), (10,)), even), (((5,), (2, 4), (7,)), odd)):
         assert count_launches(full, shapes, monkeypatch, world=2) == want
-    page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/concepts/gpu-buckets.md").read_text()
     assert f"| `{spec}` | {even} | {odd} |" in page
 
 

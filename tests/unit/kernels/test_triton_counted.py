@@ -27,6 +27,7 @@ from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.many import Many
 from grace.random import Stream
 from tests.unit.kernels.coded_buckets import compare_damaged
+from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -36,11 +37,13 @@ BOUNDS = ((1.0, 0.01, 9.0), (1.5, 9.0, 0.0))  # of each worker; all of the secon
 
 
 def bucket(sizes: tuple[int, ...], rank: int) -> Many:
-    """Tensors with memories."""
+    """Tensors with memories, which begin at odd places."""
     made, streams = torch.Generator().manual_seed(rank), [Stream(0, "m", str(n), rank, 0) for n in sizes]
     many = Many(sizes, (), streams, torch.device("cpu"))
-    xs, memories = ([torch.randn(1, n, generator=made) for n in sizes] for _ in range(2))
-    assert many.point(xs, memories, [torch.empty_like(x) for x in xs])
+    xs, memories, rests = (
+        [offset(torch.randn(1, n, generator=made), (t + k) % 4) for t, n in enumerate(sizes)] for k in range(3)
+    )
+    assert many.point(xs, memories, rests)
     return many
 
 

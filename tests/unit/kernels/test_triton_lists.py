@@ -175,6 +175,12 @@ def test_fields_of_every_size(bits: int) -> None:
 
 
 @night
+def test_digits_of_every_size() -> None:
+    for n in range(1, 301):
+        test_digits(n)
+
+
+@night
 def test_the_largest_of_every_size() -> None:
     names = list(inputs(1))
     for n in (*range(1, 301), 4095, 4096, 4097, 9001):

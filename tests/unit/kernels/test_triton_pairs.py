@@ -126,7 +126,7 @@ def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mode", ["memory", "in place", ""])
-def test_pairs_of_every_size(mode: str, dtype: torch.dtype) -> None:
+def test_pairs_of_many_sizes(mode: str, dtype: torch.dtype) -> None:
     dtype = torch.float32 if mode == "in place" else dtype
     for first in range(1, 301, 100):
         exchange(tuple(range(first, first + 100, 7)), 0.001 * first, mode, first == 101, dtype)

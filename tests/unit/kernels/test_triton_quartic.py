@@ -56,7 +56,7 @@ def test_several_tiles(density: float) -> None:
 
 
 @night
-def test_rows_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.quartic.triton.TILE", 32)
     for first in range(1, 350, 50):
         exchange(tuple(range(first, first + 50, 3)), (0.3, 0.02)[first // 50 % 2], W=1)

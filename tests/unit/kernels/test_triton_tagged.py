@@ -51,7 +51,7 @@ def test_bounds_of_all_kinds(p: int, relative: bool) -> None:
 
 
 @night
-def test_rows_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.tagged.triton.TILE", 32)
     for first in range(1, 100, 20):
         exchange(10, first % 40 > 20, tuple(range(first, first + 20, 2)), 0.3, 1)

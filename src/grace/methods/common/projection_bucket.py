@@ -175,8 +175,7 @@ def open_projections(
     workspace = peers.like.lent.workspace
     assert workspace is not None
     sizes = [x.numel() for x in xs]
-    key = (ProjectionBucket, owner, backends.backend(), tuple(sides), tuple(turned), tuple(sizes))
-    plan: ProjectionPlan | None = workspace.kept.get(key)
-    if plan is None:
-        plan = workspace.kept[key] = ProjectionPlan(sides, sizes, turned)
+    key, way = (ProjectionBucket, owner, backends.backend(), tuple(sides), tuple(sizes)), tuple(turned)
+    plan: ProjectionPlan = workspace.find(key, way) or ProjectionPlan(sides, sizes, turned)
+    workspace.keep(key, way, plan)
     return ProjectionBucket(plan, xs, olds, peers, workspace)

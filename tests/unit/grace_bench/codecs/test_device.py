@@ -71,7 +71,7 @@ def test_bytes_that_passes_move():
 
 def test_the_shares_of_the_page_follow_from_its_times():
     text, n = PAGE.read_text(encoding="utf-8").partition("## Measured")[2], 25_000_000
-    copy = 1e6 * float(re.search(r"a copy moved ([\d.]+) TB/s", text)[1])  # type: ignore[index]  # bytes in a microsecond
+    copy = 1e6 * float(re.search(r"a\s+copy\s+moved\s+([\d.]+)\s+TB/s", text)[1])  # type: ignore[index]  # bytes in a microsecond
     rows = re.findall(r"\| `(\S+)` \| (\d+) us \| (\d+) us \| (\d+) % \| (\d+) % \| (one|two)", text)
     assert len(rows) == 7
     for spec, _, micros, needed, moved, passes in rows:
