@@ -37,6 +37,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "numbers": ("none",),
     "bfloat16": ("bf16",),
     "float16": ("fp16",),
+    "casts": ("bf16:communicator=allgather,memory=residual", "fp16:communicator=allgather", "none:communicator=allgather"),
     "signs": ("efsignsgd:block=32", "onebit:group=8,tau=0.1", "signsgd:zero=abstain"),
     "levels": ("qsgd:bits=4,bucket=32,memory=residual", "terngrad:clip=1.5,bucket=32", "qsgd:bits=3,norm=l2,bucket=100"),
     "powers": ("natural:bits=4,block=7,memory=residual", "natural"),
