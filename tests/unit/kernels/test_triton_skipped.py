@@ -151,8 +151,8 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (sides, "kernels.counted.sided", "| _encode"),
     (partial(test_triton_lists.pairs, 300, 7, "raw", False), "kernels.sparse", "_add_part"),
     (pairs, "kernels.sparse", "| _write _sum_lists"),
-    (pairs, "kernels.index_lists", "_count | _read"),
-    (partial(test_triton_listed.compressed, Qsparse(ratio=0.3), True, sizes=(5, 9)), "kernels.sparse", "_clear"),
+    (pairs, "kernels.index_lists", "| _count _read"),
+    (partial(test_triton_listed.compressed, Qsparse(ratio=0.3), True, sizes=(5, 9)), "kernels.sparse", "| _clear"),
     (listed, "kernels.sparse", "| _put _take"),
     (listed, "kernels.index_lists", "| _write"),
     (partial(test_triton_lists.test_lists_that_do_not_increase_in_range_are_refused, 1), "kernels.index_lists", "_check"),
@@ -160,7 +160,7 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     # ---- codes as long as the data want
     (partial(test_triton_counted.wires_and_sums, test_triton_counted.AUTO), "kernels.counted", "| _plan _open"),
     (sampled, "kernels.counted", "| _sample _levels"),
-    (sampled, "kernels.selection", "_pick"),
+    (sampled, "kernels.selection", "| _pick"),
     (partial(test_triton_sampling.units, Chances(0.3, None, 2, False), (64,)), "kernels.sampling.search", "_look _end"),
     (partial(test_triton_sampling.wires_and_sums, "auto", sizes=(40,), world=1), "kernels.sampling",
      "_write _open | _weigh _plan _emit"),
@@ -173,7 +173,7 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
      "_assign | _add _read"),
     (partial(test_triton_quantiles.test_wires_of_a_bucket, test_triton_quantiles.CASES[2]), "kernels.quantiles",
      "_drop _sum | _look _sample _cut _encode _add"),
-    (test_triton_minmax.exchange, "kernels.minmax", "_write | _look _encode _lay _hash _drop"),
+    (test_triton_minmax.exchange, "kernels.minmax", "| _write _look _encode _lay _hash _drop"),
     (test_triton_minmax.exchange, "kernels.minmax.read", "_decode | _open _tally _bound"),
 ]  # fmt: skip
 CASES: list[tuple[str, Callable[[], None], Any]] = [
