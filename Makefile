@@ -28,7 +28,7 @@ GPU_JOBS ?= 0
 # Damaged payloads for each decoder.
 FUZZ   ?= 10000000
 
-# Processes of the test runner, two more than there are cores (tests/conftest.py): each keeps a group of tests to itself, and the
+# Processes of the test runner, one more than there are cores (tests/conftest.py): each keeps a group of tests to itself, and the
 # longest groups begin (tests/tiers.py).
 SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 TYPES  := $(BIN)/mypy && $(BIN)/lint-imports

@@ -135,9 +135,9 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two more than there are cores: some tests wait for processes of theirs. With --changed hardly any does."""
+    """One more than there are cores: some tests wait for processes of theirs. With --changed hardly any does."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if config.getoption("--changed") else cores + 2
+    return cores if config.getoption("--changed") else cores + 1
 
 
 @pytest.hookimpl(optionalhook=True)
