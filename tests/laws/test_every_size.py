@@ -191,6 +191,7 @@ ELSEWHERE = {
     "kernels.subsets._take": "tests/unit/kernels/test_triton.py",
     "kernels.subsets._add": "tests/unit/kernels/test_triton.py",
 }
+NARROWS = "kernels.staging._narrow"  # which rounds means to gradients that are narrower than float32
 
 
 def launched(spec: str, dtype: torch.dtype, *, together: bool) -> set[str]:
@@ -219,7 +220,8 @@ def test_every_kernel_has_every_size_in_every_dtype() -> None:
                 sizes.setdefault(kernel, set()).update(sizes_of(spec, dtype))
         few = {kernel: len(some) for kernel, some in sizes.items() if len(some) < len(SIZES)}
         assert few == {}, dtype
-        assert KERNELS.keys() - sizes.keys() - alone == ELSEWHERE.keys()
+        unused = {NARROWS} if dtype is torch.float32 else set[str]()
+        assert KERNELS.keys() - sizes.keys() - alone == ELSEWHERE.keys() | unused, dtype
 
 
 # ---- a mutant -------------------------------------------------------------------------------------------------------
