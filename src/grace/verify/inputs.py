@@ -12,7 +12,7 @@ Make = Callable[[int], Tensor]
 
 def normal(*shape: int, seed: int = 0) -> Make:
     """Gaussian numbers, from a generator of their own."""
-    return lambda rank: torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * seed + rank))
+    return lambda rank: torch.randn(shape, generator=torch.Generator().manual_seed(1000 * seed + rank))
 
 
 def heavy(*shape: int) -> Make:

@@ -18,10 +18,11 @@ from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.method import Exchanged, Method
 from grace.errors import ConfigurationError
-from grace.registry import method as make_method
+from grace.registry import spell
 from grace.run import simulate
 from grace.verify.inputs import normal
 from grace.verify.running import leaves, make_peer
+from grace.verify.subject import subject
 
 SIDE, WORKERS = 256, 4  # of the example whose numbers pages show
 
@@ -41,16 +42,31 @@ class Shares(NamedTuple):
     most: float
 
 
-def facts(method: str | Method[Any], like: Tensor, workers: int = WORKERS) -> Facts:
+def facts(method: object, like: Tensor, workers: int = WORKERS) -> Facts:
     """What a method claims about tensors like this one, with the memory that it needs, which is counted: see
     :func:`measure_peak`. Of ``like`` only the shape matters; normal numbers are exchanged.
 
+    Args:
+        method: a string, a method, or a class or compressor that one is made of, as for :func:`grace.verify.verify`.
+        like: of any shape, on the meta device too.
+        workers: W >= 1.
+
     Raises:
-        ConfigurationError: so many workers cannot lie as the method wants them to.
-        UnknownNameError: no method has this name.
+        ConfigurationError: there is no such method, its workers have to know their machines, or there are none.
+
+    Example:
+        >>> import torch
+        >>> facts("topk:ratio=0.1", torch.empty(64, 64)).kept
+        16384
     """
-    made = make_method(method) if isinstance(method, str) else method
-    made.axes(workers)
+    if type(workers) is not int or workers < 1:
+        raise ConfigurationError(f"facts: workers={workers!r}; legal: 1 or more")
+    made = subject(method).method
+    if made.axes(workers):
+        raise ConfigurationError(
+            f"facts: {spell(made)} sends along machines, of which nobody is asked here; count the method inside, without "
+            "machine=..."
+        )
     found = measure_peak(made, [normal(*like.shape, seed=1)(rank) for rank in range(workers)])
     return replace(made.facts(like), kept=found.kept, peak=found.most)
 

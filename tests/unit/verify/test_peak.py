@@ -42,5 +42,19 @@ def test_facts_with_memory():
     declared = grace.method("topk:ratio=0.1").facts(like)
     assert (declared.kept, declared.peak) == (None, None)
     assert found.payload == declared.payload
-    with pytest.raises(grace.GraceError, match="3 workers"):
-        facts("topk:machine=2", like, 3)
+    assert facts(grace.TopK(ratio=0.1), torch.tensor(1.0), 1).kept == 0, "without a memory, of a number alone"
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "said"),
+    [
+        ("topk:machine=2", 3, "3 workers"),
+        ("topk:machine=2", 4, "without machine="),
+        ("topk", 0, "workers=0; legal: 1 or more"),
+        (3, 4, "not a method"),
+        ("topkk", 4, "topkk"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(method: object, workers: int, said: str):
+    with pytest.raises(grace.GraceError, match=said):
+        facts(method, torch.empty(8, 8), workers)
