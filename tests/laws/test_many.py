@@ -42,6 +42,7 @@ from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
 from tests.laws.bucket_runs import Run, Shapes, gradients, in_dtype
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, let_agree, night
+from tests.unit.kernels.triton_mutants import memory_left_out, never, words_as_numbers
 
 __all__ = ["interpreter"]
 
@@ -283,26 +284,11 @@ def _key_of_the_first(table, task):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _unmarked(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
 def _first_block(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN):  # type: ignore[no-untyped-def]
     task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
     return task, tile, x, e, rest, start, n, base, bad, head - head, nb, key0, key1
-
-
-@triton.jit
-def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -342,11 +328,11 @@ def _never(flags: Tensor, many: Many) -> None:
 @pytest.mark.parametrize(
     ("where", "mutant", "spec", "dtype"),
     [
-        ("grace.kernels.triton.load_number", _words_as_numbers, *NARROW[2]),
+        ("grace.kernels.triton.load_number", words_as_numbers, *NARROW[2]),
         ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
         ("grace.kernels.many.triton.key_of", _key_of_the_first, "natural", torch.float32),
-        ("grace.kernels.tiles.triton.mark_if", _unmarked, "natural", torch.float32),
-        ("grace.kernels.tiles.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.tiles.triton.mark_if", never, "natural", torch.float32),
+        ("grace.kernels.tiles.triton.load_sum", memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.signs.triton.encoder_at", _first_block, "onebit:group=7,tau=0.1", torch.float32),
         (

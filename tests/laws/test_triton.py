@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 triton = pytest.importorskip("triton", reason="needs the package triton")
-tl = pytest.importorskip("triton.language")
 
 import grace
 from grace.compute import backends
@@ -26,6 +25,7 @@ from grace.verify.running import leaves, make_peer, run, same_bits
 from grace.verify.subject import subject
 from tests.laws.cases import CASES
 from tests.unit.kernels.triton_checks import interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out, words_as_numbers
 
 __all__ = ["interpreter"]
 
@@ -124,29 +124,19 @@ def test_laws_hold(name: str, law: str) -> None:
 
 
 def test_a_law_that_a_kernel_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.kernels.tiles.triton.load_sum", _memory_left_out)
+    monkeypatch.setattr("grace.kernels.tiles.triton.load_sum", memory_left_out)
     with pytest.raises(AssertionError):
         test_laws_hold("natural", "nothing lost")
 
 
-@triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
-def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0).to(tl.float32)
-
-
 def test_words_that_are_taken_for_numbers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.kernels.triton.load_number", _words_as_numbers)
+    monkeypatch.setattr("grace.kernels.triton.load_number", words_as_numbers)
     with pytest.raises(AssertionError):
         test_narrow_gradients_are_read_as_they_are("efsignsgd", torch.bfloat16)
 
 
 @pytest.mark.parametrize(("family", "spec"), [("tiles", "qsgd:bits=4"), ("selection.tiles", "topk:ratio=0.2")])
 def test_a_memory_that_is_left_out_is_caught(family: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"grace.kernels.{family}.triton.load_sum", _memory_left_out)
+    monkeypatch.setattr(f"grace.kernels.{family}.triton.load_sum", memory_left_out)
     with pytest.raises(AssertionError):
         agree(grace.method(f"{spec},memory=residual"), [normal(6, 7)(rank) for rank in range(2)])

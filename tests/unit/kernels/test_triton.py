@@ -45,6 +45,7 @@ from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_signs import CODECS, everything
 from tests.unit.kernels.test_signs import numbers as signed_numbers
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out, never
 
 __all__ = ["interpreter"]
 
@@ -328,16 +329,6 @@ def test_golden_conversations(name: str) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _from_zero(x):  # type: ignore[no-untyped-def]
     return -x
 
@@ -387,10 +378,10 @@ def _signs() -> None:
 
 # module, what is replaced in it, by what, and the test above that fails then
 MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
-    ("tiles", "load_sum", _memory_left_out, codes(QSGD(bits=4))),
+    ("tiles", "load_sum", memory_left_out, codes(QSGD(bits=4))),
     ("levels", "lanes_of_tile", _lanes_of_the_next, codes(QSGD(bits=4))),
     ("levels", "lanes_at", _lanes_of_the_next_one, codes(QSGD(levels=1))),
-    ("tiles", "mark_if", _never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
+    ("tiles", "mark_if", never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
     ("levels", "store_codes", _without_the_last_byte, codes(QSGD(bits=16))),
     ("levels", "tops_of_blocks", _across_blocks, codes(QSGD(bits=4, bucket=64))),
     ("levels", "spread", _blocks_in_turns, codes(QSGD(bits=4, bucket=64))),
@@ -398,9 +389,9 @@ MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
     ("codebook", "tops_of_blocks", _across_blocks, codes(U8bit(block=64))),
     ("powers", "store_codes", _without_the_last_byte, codes(Natural(bits=9))),
     ("powers", "lanes_of_tile", _lanes_of_the_next, codes(Natural())),
-    ("powers", "mark_if", _never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),
+    ("powers", "mark_if", never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),
     ("signs", "negated", _from_zero, _signs),
-    ("finite", "mark_if", _never, lambda: test_finiteness(torch.inf, torch.float32)),
+    ("finite", "mark_if", never, lambda: test_finiteness(torch.inf, torch.float32)),
 ]
 
 

@@ -14,6 +14,7 @@ tl = pytest.importorskip("triton.language")
 from grace.kernels import Many, encode_casts_many, sum_casts_many
 from tests.unit.kernels.test_triton_staging import numbers
 from tests.unit.kernels.triton_checks import agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out, never, words_as_numbers
 
 __all__ = ["interpreter"]
 
@@ -81,21 +82,6 @@ def test_every_size(dtype: torch.dtype) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
-def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0).to(tl.float32)
-
-
-@triton.jit
 def _not_rounded(x, i, inside, number):  # type: ignore[no-untyped-def]
     tl.store(x + i, (number.to(tl.int32, bitcast=True) >> 16).to(tl.int16), inside)
     return number
@@ -108,9 +94,9 @@ def _first_row(table, task, like, EVEN: tl.constexpr):  # type: ignore[no-untype
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("mark_if", _never, lambda: test_wires_rests_and_sums(torch.float32, torch.float32)),
-    ("load_sum", _memory_left_out, lambda: test_wires_rests_and_sums(torch.float16, torch.float32)),
-    ("load_number", _words_as_numbers, lambda: test_wires_rests_and_sums(torch.bfloat16, torch.float32)),
+    ("mark_if", never, lambda: test_wires_rests_and_sums(torch.float32, torch.float32)),
+    ("load_sum", memory_left_out, lambda: test_wires_rests_and_sums(torch.float16, torch.float32)),
+    ("load_number", words_as_numbers, lambda: test_wires_rests_and_sums(torch.bfloat16, torch.float32)),
     ("store_rounded", _not_rounded, lambda: test_wires_rests_and_sums(torch.bfloat16, torch.float32)),
     ("numbers_of", _first_row, lambda: test_rows_and_rests_in_place(torch.float32)),
 ]

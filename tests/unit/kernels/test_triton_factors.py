@@ -36,6 +36,7 @@ from grace.kernels.many.triton import key_of
 from grace.random import Stream
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -334,11 +335,6 @@ def _in_single_precision(u, v, n, work, LOG: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    pass
-
-
-@triton.jit
 def _always(table, sides, programs, flags, right, EVEN: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     task, i = tl.load(programs), tl.arange(0, TILE)
     state = tl.load(table + task * 8 + 2).to(tl.pointer_type(tl.float32))
@@ -382,7 +378,7 @@ MUTANTS: list[tuple[str, Any, Any, Any]] = [
     ("kernels.low_rank.ridge.triton._substitute", _forth_alone, ridges, SMALL),
     ("kernels.low_rank.ridge.triton._bound", _unbounded, ridges, SMALL),
     ("kernels.low_rank.ridge.triton.largest_of", _least, unit_columns, SMALL),
-    ("kernels.low_rank.bases.triton.mark_if", _never, fit, SMALL[:2]),
+    ("kernels.low_rank.bases.triton.mark_if", never, fit, SMALL[:2]),
     ("kernels.factors.triton.succeed_kernel", _always, succeed, SMALL),
     ("kernels.low_rank.triton.begin_of", _of_the_first, add, SMALL[:2]),
     ("kernels.factors.triton.turn_kernel", _as_it_lies, turn, SMALL),

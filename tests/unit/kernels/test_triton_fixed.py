@@ -17,6 +17,7 @@ from grace.methods.lpc import LPC
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.test_fixed import CODECS
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -68,18 +69,13 @@ def test_codes_of_every_size(codec: LPC) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _down(y):  # type: ignore[no-untyped-def]
     return y.to(tl.int32)
 
 
 # what is replaced, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("mark_if", _never, lambda: test_corrupted_wires_are_refused(12, 0, "must be in")),
+    ("mark_if", never, lambda: test_corrupted_wires_are_refused(12, 0, "must be in")),
     ("round_half_even", _down, lambda: test_ties_and_clips(True)),
 ]
 

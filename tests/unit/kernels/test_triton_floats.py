@@ -18,6 +18,7 @@ from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels import test_floats
 from tests.unit.kernels.test_floats import CODECS
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -65,11 +66,6 @@ def test_codes_of_every_size(codec: FP8) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _down(y):  # type: ignore[no-untyped-def]
     return y.to(tl.int32)
 
@@ -81,7 +77,7 @@ def _same_lane(key0, key1, step, position):  # type: ignore[no-untyped-def]
 
 # what is replaced, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("mark_if", _never, lambda: test_corrupted_wires_are_refused(12, 0x7F, "codes")),
+    ("mark_if", never, lambda: test_corrupted_wires_are_refused(12, 0x7F, "codes")),
     ("round_half_even", _down, lambda: test_rounding_is_that_of_torch_around_every_middle(E4M3)),
     ("lanes_at", _same_lane, lambda: codes(FP8(stochastic=True), 30)),
 ]

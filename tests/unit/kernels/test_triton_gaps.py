@@ -22,6 +22,7 @@ from grace.kernels.gap_lists.triton import _blocks_of, _delta_gaps, _gaps_of, _r
 from grace.kernels.sparse import ScaledCodes
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -208,11 +209,6 @@ def _no_gaps(base, begin, tile, k, size, TILE: tl.constexpr):  # type: ignore[no
     return gap - gap, width
 
 
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
 def small(index: str) -> None:
     exchange(pairs_of(index, {300: 40}), {300: 40}, W=1)
 
@@ -226,8 +222,8 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("load_bits", _next_field, lambda: small("rice")),
     ("_rice_at", _no_low_bits, lambda: small("rice")),
     ("_delta_gaps", _no_gaps, lambda: small("delta")),
-    ("mark_if", _never, lambda: damaged("rice", BITS["rice"][2:])),
-    ("mark_if", _never, lambda: damaged("delta", BITS["delta"][2:])),
+    ("mark_if", never, lambda: damaged("rice", BITS["rice"][2:])),
+    ("mark_if", never, lambda: damaged("delta", BITS["delta"][2:])),
 ]
 
 

@@ -27,11 +27,11 @@ from grace.kernels import (
 from grace.kernels.index_lists.triton import code_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.sparse.triton import _listed, _load_of_grid
-from grace.kernels.triton import load_sum
 from grace.methods.qsparse import Qsparse
 from grace.random import Stream
 from tests.unit.kernels.native_checks import offset, same_bits
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out
 
 __all__ = ["interpreter"]
 
@@ -213,16 +213,11 @@ def _any_is_good(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP
     return value, good | True
 
 
-@triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return load_sum(x, e, i, inside, 0)
-
-
 # module, what is replaced in it, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("index_lists.triton.code_of", _list_of_the_first, lambda: listed(False)),
     ("sparse.triton._listed", _one_further, lambda: listed(True)),
-    ("selection.tiles.triton.load_sum", _memory_left_out, lambda: listed(True)),
+    ("selection.tiles.triton.load_sum", memory_left_out, lambda: listed(True)),
     ("sparse.triton._load_of_grid", _any_is_good, lambda: test_scales_and_codes_that_no_sender_writes("triton")),
     ("signs.triton.NONE", 1, test_a_mean_that_is_tiny_is_no_mean),
 ]

@@ -21,6 +21,7 @@ from tests.unit.kernels import test_index_codes, test_selection, test_sparse
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_selection import inputs
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out, never
 
 __all__ = ["interpreter"]
 
@@ -211,16 +212,6 @@ def test_whole_wires(code: str, values: str) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _cut_off(x):  # type: ignore[no-untyped-def]
     return (x.to(tl.int32, bitcast=True) & ~0xFFFF).to(tl.float32, bitcast=True)
 
@@ -255,14 +246,14 @@ def _first_field(at, bit, inside, width, bits):  # type: ignore[no-untyped-def]
 MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("packing", "pack_byte", _byte_of_the_next, lambda: fields(11, 300)),
     ("packing", "load_bits", _field_of_the_next, lambda: fields(11, 300)),
-    ("selection.tiles", "load_sum", _memory_left_out, lambda: reaching(300, "few values", 1.0, False)),
-    ("selection.tiles", "mark_if", _never, lambda: selections(300, ["not finite"], {5})),
+    ("selection.tiles", "load_sum", memory_left_out, lambda: reaching(300, "few values", 1.0, False)),
+    ("selection.tiles", "mark_if", never, lambda: selections(300, ["not finite"], {5})),
     ("selection", "nearest_bfloat16", _cut_off, lambda: pairs(300, 7, "raw", True)),
     ("index_lists", "reaching", _at_the_end, lambda: pairs(9001, 450, "elias-fano", False)),
     ("index_lists", "load_field", _first_field, lambda: pairs(9001, 450, "elias-fano", False)),
-    ("index_lists", "mark_if", _never, lambda: test_damaged_lists_are_refused("raw")),
+    ("index_lists", "mark_if", never, lambda: test_damaged_lists_are_refused("raw")),
     ("sparse", "first_of_each", _nowhere, lambda: pairs(9001, 450, "raw", False)),
-    ("sparse", "mark_if", _never, test_values_that_are_not_finite_are_refused),
+    ("sparse", "mark_if", never, test_values_that_are_not_finite_are_refused),
 ]
 
 

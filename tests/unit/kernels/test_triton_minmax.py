@@ -22,6 +22,7 @@ from grace.random import Stream
 from tests.unit.kernels.coded_buckets import Coded, Sizes
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -198,11 +199,6 @@ def _always(marks, bad):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    return
-
-
-@triton.jit
 def _no_count(at):  # type: ignore[no-untyped-def]
     return tl.load(at).to(tl.int32) * 0 + 1
 
@@ -233,7 +229,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("read.triton.count_at", _no_count, exchange),
     ("read.triton.cell_at", _always_first, exchange),
     ("read.triton.mark_if", _always, exchange),
-    ("read.triton.mark_if", _never, damaged_groups),
+    ("read.triton.mark_if", never, damaged_groups),
     ("triton.list_of", _nothing_before, partial(exchange, GAPS[1])),
     ("gapped.triton.note_ends", _at_once, partial(exchange, GAPS[0])),
     ("gapped.triton._fits", lambda *_: False, partial(exchange, GAPS[1])),

@@ -20,6 +20,7 @@ from grace.kernels.selection.tiles.triton import row_at
 from grace.kernels.sparse import Pairs, encode_topk_many, sum_topk_many
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -156,11 +157,6 @@ def _gradients_alone(table, programs, x, n, tiles, spans, HELD, MANY, EVEN):  # 
     return row_at(table, programs, x, n, tiles, spans, 0, MANY, EVEN)
 
 
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
 def _small() -> None:
     exchange((3, 41), 0.2, "memory")
 
@@ -171,7 +167,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("selection.tiles.triton.row_at", _gradients_alone, _small),
     ("sparse.triton.code_of", _list_of_the_first, _small),
     ("index_lists.triton.code_of", _list_of_the_first, _small),
-    ("index_lists.triton.mark_if", _never, test_damaged_lists_are_told),
+    ("index_lists.triton.mark_if", never, test_damaged_lists_are_told),
 ]
 
 

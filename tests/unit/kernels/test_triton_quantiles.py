@@ -20,6 +20,7 @@ from grace.random import Stream
 from tests.unit.kernels.test_quantiles import HALFWAY
 from tests.unit.kernels.test_triton_tables import views
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 CPU = torch.device("cpu")
@@ -136,11 +137,6 @@ def _nothing(size, count, LANES):  # type: ignore[no-untyped-def]
     return size * 0
 
 
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
 def _backwards(x: Tensor, *, stable: bool = False) -> Any:
     """Equal numbers in the other order."""
     there = x.flip(0).sort(stable=True)
@@ -151,7 +147,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("grace.kernels.quantiles.triton.ascending_word", _as_words, lambda: test_wires_of_a_bucket(CASES[2])),
     ("grace.kernels.quantiles.triton.reaching", _none_are, lambda: test_wires_of_a_bucket(CASES[0])),
     ("grace.kernels.quantiles.triton._number_at", _next_number, lambda: test_wires_of_a_bucket(CASES[1])),
-    ("grace.kernels.quantiles.triton.mark_if", _never, lambda: test_wires_that_no_sender_writes(3, 0x7F)),
+    ("grace.kernels.quantiles.triton.mark_if", never, lambda: test_wires_that_no_sender_writes(3, 0x7F)),
     ("torch.sort", _backwards, test_numbers_are_added_in_order),
     ("grace.kernels.quantiles.triton.slack", _nothing, test_means_that_depend_on_the_order_have_that_of_the_numbers),
 ]

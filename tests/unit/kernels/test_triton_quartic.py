@@ -26,6 +26,7 @@ from grace.kernels import (
 from grace.kernels.quartic.triton import _last_up_to
 from tests.unit.kernels.coded_buckets import Coded
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -138,11 +139,6 @@ def _no_count(at):  # type: ignore[no-untyped-def]
     return tl.load(at).to(tl.int32) * 0 + 8
 
 
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
 def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(counts), torch.full((len(counts), len(spans)), 7, dtype=torch.int32)
 
@@ -158,7 +154,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("round_half_even", _to_zero, lambda _: exchange((20,), 0.1, 1)),
     ("digit_of", _lowest_first, lambda _: exchange((20,), 0.1, 1)),
     ("count_at", _no_count, lambda _: damaged()),
-    ("mark_if", _never, lambda _: fixed()),
+    ("mark_if", never, lambda _: fixed()),
     ("scan", _nothing_before, lambda _: exchange((20,), 0.1, 1)),
 ]
 

@@ -24,6 +24,7 @@ from grace.random import Stream
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.test_rotation import CODECS
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out, never
 
 __all__ = ["interpreter"]
 
@@ -133,16 +134,6 @@ def test_codes_of_many_sizes(codec: Fused) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _all_plus(key0, key1, step, first, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.zeros((TILE,), tl.uint32)
 
@@ -197,9 +188,9 @@ def _no_scale(at, x, inside):  # type: ignore[no-untyped-def]
 
 # what is replaced, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("turns.triton.load_sum", _memory_left_out, lambda: codes(DRIVE(block=16), 30)),
-    ("turns.triton.mark_if", _never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
-    ("triton.mark_if", _never, test_corrupted_wires_are_refused),
+    ("turns.triton.load_sum", memory_left_out, lambda: codes(DRIVE(block=16), 30)),
+    ("turns.triton.mark_if", never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
+    ("triton.mark_if", never, test_corrupted_wires_are_refused),
     ("turns.triton.signs_of_tile", _all_plus, lambda: rotations(50, 8)),
     ("turns.triton.pieces_at", _one_long_piece, lambda: rotations(50, 16)),
     ("turns.triton.turn_pairs", _other_way_round, lambda: rotations(50, 8)),

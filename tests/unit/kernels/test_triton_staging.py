@@ -27,6 +27,7 @@ from grace.kernels.staging import (
     widen_many,
 )
 from tests.unit.kernels.triton_checks import agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never, words_as_numbers
 
 __all__ = ["interpreter"]
 
@@ -211,11 +212,6 @@ def _rounded_down(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _as_it_is(x, i, inside, number):  # type: ignore[no-untyped-def]
     tl.store(x + i, (number.to(tl.int32, bitcast=True) >> 16).to(tl.int16), inside)
     return number
@@ -237,32 +233,27 @@ def _not_rounded(number):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0).to(tl.float32)
-
-
-@triton.jit
 def _words_alone(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0).to(tl.float32)
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("store_rounded", _as_it_is, lambda: test_tensors_are_scaled(torch.bfloat16)),
-    ("load_number", _words_as_numbers, lambda: test_tensors_are_scaled(torch.bfloat16)),
+    ("load_number", words_as_numbers, lambda: test_tensors_are_scaled(torch.bfloat16)),
     ("load_sum", _words_alone, lambda: test_narrow_tensors_become_float32(torch.bfloat16)),
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
     ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),
     ("magnitude", _rounded_down, lambda: test_staging(torch.bfloat16)),
-    ("mark_if", _never, lambda: test_staging(torch.float32)),
+    ("mark_if", never, lambda: test_staging(torch.float32)),
     ("store_rounded", _as_it_is, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
-    ("load_number", _words_as_numbers, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
-    ("mark_if", _never, lambda: test_what_is_summed_in_sixteen_bits(torch.float16)),
+    ("load_number", words_as_numbers, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
+    ("mark_if", never, lambda: test_what_is_summed_in_sixteen_bits(torch.float16)),
     ("add_product", _product_rounded_first, lambda: test_weighed_sums(torch.float32)),
     ("add_product", _rounded_twice, test_a_weighed_sum_is_rounded_once),
     ("_bfloat16_word", _not_rounded, lambda: test_weighed_sums(torch.bfloat16)),
-    ("mark_if", _never, test_which_have_numbers_that_are_not_zero),
+    ("mark_if", never, test_which_have_numbers_that_are_not_zero),
     ("magnitude", _rounded_down, test_which_have_numbers_that_are_not_zero),
-    ("mark_if", _never, lambda: test_a_mean_that_is_too_large_is_noticed(torch.float16, 66e3)),
+    ("mark_if", never, lambda: test_a_mean_that_is_too_large_is_noticed(torch.float16, 66e3)),
 ]
 
 

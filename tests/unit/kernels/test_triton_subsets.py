@@ -26,6 +26,7 @@ from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out, never
 
 __all__ = ["interpreter"]
 
@@ -182,16 +183,6 @@ def test_subsets_of_many_sizes(ratio: float, block: int | None) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
-@triton.jit
 def _as_they_stand(first, n, key0, key1, step, CHUNK: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     return first + tl.arange(0, TILE)
 
@@ -235,8 +226,8 @@ def _same_turn(  # type: ignore[no-untyped-def]
 
 # what is replaced in subsets, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("load_sum", _memory_left_out, lambda: subsets((70,), 0.3, None)),
-    ("mark_if", _never, lambda: subsets((5, 6, 7), 0.3, None)),
+    ("load_sum", memory_left_out, lambda: subsets((70,), 0.3, None)),
+    ("mark_if", never, lambda: subsets((5, 6, 7), 0.3, None)),
     ("rank_of", _as_they_stand, lambda: subsets((70,), 0.3, None)),
     ("walk", _not_permuted, lambda: subsets((4097,), 0.01, None)),
     ("_draw", _same_turn, lambda: subsets((70,), 0.6, 8, cyclic=True)),
@@ -244,7 +235,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("drawn_at", _all_sent, lambda: subsets((70,), 0.3, None)),
     ("listed_at", _first_of_each, lambda: subsets((70,), 0.3, None)),
     ("_said_at", _first_message, lambda: sums((33,), 0.3, None)),
-    ("mark_if", _never, lambda: sums((33,), 0.3, 8)),
+    ("mark_if", never, lambda: sums((33,), 0.3, 8)),
 ]
 
 

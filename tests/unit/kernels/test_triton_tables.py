@@ -23,6 +23,7 @@ from grace.random import Stream
 from grace.random.triton import lanes_at
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -110,16 +111,11 @@ def _sums_of_the_first(at, i, inside, width, BITS: tl.constexpr):  # type: ignor
     return load_bits(at, i - i, inside, width, BITS)
 
 
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("lanes_at", _lanes_of_the_next, lambda: test_tensors_of_a_bucket(*CASES[0])),
     ("load_code", _first_code_left_out, lambda: test_tensors_of_a_bucket(*CASES[0])),
     ("load_bits", _sums_of_the_first, lambda: test_tensors_of_a_bucket(*CASES[0])),
-    ("mark_if", _never, lambda: test_sums_that_no_sender_writes("triton")),
+    ("mark_if", never, lambda: test_sums_that_no_sender_writes("triton")),
 ]
 
 

@@ -16,6 +16,7 @@ from grace.kernels import TaggedCode, TaggedPlaces, choose_tagged_many, sum_tagg
 from grace.kernels.tagged.triton import _bytes_at
 from tests.unit.kernels.coded_buckets import Coded
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
+from tests.unit.kernels.triton_mutants import never
 
 __all__ = ["interpreter"]
 
@@ -119,11 +120,6 @@ def _normal_only(exponent):  # type: ignore[no-untyped-def]
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def _never(marks, bad):  # type: ignore[no-untyped-def]
-    tl.store(marks, 1)
-
-
 def _nothing_before(counts: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(counts), torch.full((len(counts), len(spans)), 7, dtype=torch.int32)
 
@@ -133,7 +129,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("_bytes_at", _without_words, lambda: exchange(6, False, (20,), 1.0, 1)),
     ("_value_of", _signless, lambda: exchange(6, False, (20,), 1.0, 1)),
     ("any_power_of_two", _normal_only, lambda: scaled(127, True)),
-    ("mark_if", _never, damaged),
+    ("mark_if", never, damaged),
     ("scan", _nothing_before, lambda: exchange(6, False, (20,), 1.0, 1)),
 ]
 

@@ -16,6 +16,7 @@ from grace.kernels import tail_sums_many, tops_many
 from grace.kernels.many import Many
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+from tests.unit.kernels.triton_mutants import memory_left_out
 
 __all__ = ["interpreter"]
 
@@ -57,11 +58,6 @@ def test_all_sizes(dtype: torch.dtype) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
-    return tl.load(x + i, inside, 0.0)
-
-
-@triton.jit
 def _half_of_each(lanes, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.sum(lanes, 1) * 0.5
 
@@ -73,7 +69,7 @@ def _first_piece(sums: Tensor, pieces: int) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [
-        ("load_sum", _memory_left_out),
+        ("load_sum", memory_left_out),
         ("halves", _half_of_each),
         pytest.param("join_pieces", _first_piece, marks=night),
     ],
