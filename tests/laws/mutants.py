@@ -21,7 +21,7 @@ from grace.contract.peer import Peer
 from grace.errors import TransportError
 from grace.kernels import block_abs_max, repeat_by_block
 from grace.memories import ErrorFeedback
-from grace.methods import QSGD, Identity, PowerSGD, RandomK, TopK
+from grace.methods import EDEN, QSGD, Identity, PowerSGD, RandomK, TopK
 from grace.random import Stream
 
 
@@ -356,6 +356,17 @@ class InStep(_Other):
 
     def other(self, rng: Stream) -> Stream:
         return replace(rng, rank=None)
+
+
+@dataclass(frozen=True)
+class OneRotation(EDEN):
+    """All workers rotate alike, and still it says that each draws its own."""
+
+    bits: int = 1
+    rotation: str = "shared"
+
+    def facts(self, n: int) -> Facts:
+        return replace(EDEN.facts(self, n), randomness="private")
 
 
 # ---- law 8: state ---------------------------------------------------------------------------------------------------

@@ -161,9 +161,19 @@ def test_randomness_is_its_own(spec: str):
         laws.own_randomness(CASES[spec], workers(make, 2))
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=3", "qsgd:levels=1", "qsgd:bits=3,communicator=broadcast"])
-def test_ranks_round_independently(spec: str):
-    laws.ranks_draw_apart(CASES.get(spec, grace.method(spec)), normal(200)(0))
+@every_bare_case
+def test_workers_draw_their_own_numbers_if_declared(spec: str):
+    laws.independence(BARE[spec], normal(20, 10)(0))
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "natural", "terngrad", "rht", "drive", "eden", "eden:bits=1,scale=mse"])
+def test_these_draw_their_own(spec: str):
+    assert laws.independence(grace.method(spec), normal(20, 10)(0)) is not None
+
+
+@pytest.mark.parametrize("spec", ["thc", "drive:rotation=shared", "eden:rotation=shared", "rht:inner=(lpc:nearest=true)"])
+def test_these_share_their_rotation(spec: str):
+    assert grace.method(spec).facts(normal(20, 10)(0)).randomness == "shared"
 
 
 @pytest.mark.parametrize("spec", by_night("Hidden"))

@@ -89,7 +89,7 @@ def randomness(method: Any) -> None:
 
 
 def independence(method: Any) -> None:
-    laws.ranks_draw_apart(method, normal(200)(0))
+    laws.independence(method, normal(200)(0))
 
 
 def state(method: Any) -> None:
@@ -144,7 +144,8 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (randomness, Allgather(mutants.GlobalPython(**QSGD)), "python's generator"),
     (randomness, Allgather(mutants.Seedless(**QSGD)), "no seed changes it"),
     (randomness, Allgather(mutants.Settled(**QSGD)), "depends on the seed, but is declared deterministic"),
-    (independence, Allgather(mutants.InStep(**QSGD)), "8 ranks err by"),
+    (independence, Allgather(mutants.InStep(**QSGD)), "independence: randomness is declared private"),
+    (independence, Allgather(mutants.OneRotation()), "independence: randomness is declared private"),
     (state, mutants.Hidden(TOPK), "state: step 2 after loading differs"),
     (nonfinite, mutants.Poisoned(TOPK), "non-finite: the state of rank 0 changed"),
     (nonfinite, mutants.Emptied(TOPK), "non-finite: the state of rank 0 changed"),

@@ -225,7 +225,7 @@ class EF21(Memory[S], Generic[S]):
         before.
         """
         inner = self.method.facts(like)
-        return Facts(deterministic=inner.deterministic, payload=inner.payload)
+        return Facts(deterministic=inner.deterministic, randomness=inner.randomness, payload=inner.payload)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         """Traffic for tensors like this one, of step 0, where the first step is dense, or of a later one."""

@@ -133,7 +133,10 @@ class RHT(Compressor):
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
         bias = facts.bias * min(n, self.block)  # a number depends on its whole block
-        return replace(facts, contraction=delta, variance=omega, deterministic=False, bias=bias)
+        randomness: Literal["private", "shared"] = "shared" if facts.deterministic else facts.randomness  # R is shared
+        return replace(
+            facts, contraction=delta, variance=omega, deterministic=False, randomness=randomness, bias=bias
+        )
 
 
 def _shared_stream(rng: Stream) -> Stream:

@@ -141,7 +141,7 @@ class SketchedSGD(Method[None]):
 
     def facts(self, like: Tensor) -> Facts:
         cells, candidates = self._sizes(like.numel())
-        return Facts(contraction=0.0, deterministic=not cells, payload=4 * (cells + candidates))
+        return Facts(contraction=0.0, deterministic=not cells, randomness="shared", payload=4 * (cells + candidates))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         n = like.numel()

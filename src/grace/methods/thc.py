@@ -136,7 +136,7 @@ class THC(Method[None]):
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def facts(self, like: Tensor) -> Facts:
-        return Facts(deterministic=False)
+        return Facts(deterministic=False, randomness="shared")  # the rotation, which decides what is clipped
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if like.numel() == 0:

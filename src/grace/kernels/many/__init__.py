@@ -159,14 +159,19 @@ class Many:
         """The numbers of tensor t that all ranks share, forked: see :meth:`grace.random.Stream.fork`."""
         return replace(self.streams[t], rank=None, salt=0).fork(salt)
 
-    def shared_keys(self, salt: int) -> Tensor:
-        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`."""
+    def own_stream(self, t: int, salt: int) -> Stream:
+        """The numbers of tensor t's own stream, forked."""
+        return self.streams[t].fork(salt)
+
+    def keys(self, salt: int, *, own: bool = False) -> Tensor:
+        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`, or with ``own`` of :meth:`own_stream`."""
+        stream = self.own_stream if own else self.shared_stream
 
         def make() -> list[int]:
             tensors = (t for t in range(len(self.streams)) for _ in range(self.rows))
-            return [word for t in tensors for word in self.shared_stream(t, salt).key()]
+            return [word for t in tensors for word in stream(t, salt).key()]
 
-        return self.numbers(("keys", salt), make, torch.int64).view(-1, 2)
+        return self.numbers(("keys", salt, own), make, torch.int64).view(-1, 2)
 
     def once(self, key: Hashable, make: Callable[[], R]) -> R:
         """What ``make`` makes, which follows from the sizes, the places and the key alone: made once."""

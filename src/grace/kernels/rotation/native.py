@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _PLAIN, _FORWARD, _BACK = range(3)
 native.declare("rotate", P, P, N, N, N, I, U, U, U, I)
 native.declare("rotate_norms", P, P, P, N, N, P, U, U, U, I)
-native.declare("encode_rotated", P, P, P, N, N, N, P, N, P, I, I, U, U, U, I)
-native.declare("sum_rotated", P, N, P, N, N, P, I, F, I, U, U, U, I)
+native.declare("encode_rotated", P, P, P, N, N, N, P, N, P, I, I, I, U, U, U, I)
+native.declare("sum_rotated", P, N, P, N, N, P, I, I, F, I, U, U, U, I)
 
 
 def hadamard(rows: Tensor, block: int) -> Any:
@@ -57,15 +57,25 @@ def encode_rotated(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
+    *,
+    private: bool = False,
 ) -> tuple[Tensor, bool]:
-    layout = _encode_layout(rows.shape[1], bits, block, unbiased)
+    layout = _encode_layout(rows.shape[1], bits, block, unbiased, private)
     return encode(native.c.encode_rotated, layout, rows, memory, rest, *rng.native_key())
 
 
 def sum_rotated(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+    received: Sequence[Tensor],
+    out: Tensor,
+    bits: int,
+    block: int,
+    weight: float,
+    rng: Stream,
+    *,
+    add: bool = False,
+    private: bool = False,
 ) -> None:
-    layout = _decode_layout(out.shape[1], bits, block)
+    layout = _decode_layout(out.shape[1], bits, block, private)
     if decode(native.c.sum_rotated, layout, received, out, weight, add, *rng.native_key()):
         raise PayloadError(BAD_SCALE)
 
@@ -86,11 +96,12 @@ def _book(bits: int) -> Tensor:
 
 
 @functools.lru_cache(LAYOUTS)
-def _encode_layout(n: int, bits: int, block: int, unbiased: bool) -> Layout:
-    book = P(_book(bits).data_ptr())
-    return Layout(rotated_bytes(n, bits, block), n, block, book, I(bits), I(not unbiased))
+def _encode_layout(n: int, bits: int, block: int, unbiased: bool, private: bool) -> Layout:
+    book, width = P(_book(bits).data_ptr()), rotated_bytes(n, bits, block, private=private)
+    return Layout(width, n, block, book, I(bits), I(not unbiased), I(private))
 
 
 @functools.lru_cache(LAYOUTS)
-def _decode_layout(n: int, bits: int, block: int) -> Layout:
-    return Layout(rotated_bytes(n, bits, block), n, block, P(_book(bits).data_ptr()), I(bits))
+def _decode_layout(n: int, bits: int, block: int, private: bool) -> Layout:
+    width = rotated_bytes(n, bits, block, private=private)
+    return Layout(width, n, block, P(_book(bits).data_ptr()), I(bits), I(private))
