@@ -52,7 +52,7 @@ KINDS = {
     "topk:ratio=0.2,communicator=broadcast": SHAPES,
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
     "drive:block=16": SHAPES,
-    "drive:block=8192,memory=residual": TWO_PASSES,
+    "drive:block=8192,rotation=shared,memory=residual": TWO_PASSES,
     "eden:bits=3,block=64,memory=residual": SHAPES,
     "rht:block=16,memory=residual": SHAPES,
     "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
