@@ -171,7 +171,9 @@ def test_these_draw_their_own(spec: str):
     assert laws.independence(grace.method(spec), normal(20, 10)(0)) is not None
 
 
-@pytest.mark.parametrize("spec", ["thc", "drive:rotation=shared", "eden:rotation=shared", "rht:inner=(lpc:nearest=true)"])
+@pytest.mark.parametrize(
+    "spec", ["thc", "drive:rotation=shared", "eden:rotation=shared", "rht:inner=(lpc:nearest=true)"]
+)
 def test_these_share_their_rotation(spec: str):
     assert grace.method(spec).facts(normal(20, 10)(0)).randomness == "shared"
 

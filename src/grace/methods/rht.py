@@ -135,9 +135,7 @@ class RHT(Compressor):
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
         bias = facts.bias * min(n, self.block)  # a number depends on its whole block
         randomness: Literal["private", "shared"] = "shared" if facts.deterministic else facts.randomness  # R is shared
-        return replace(
-            facts, contraction=delta, variance=omega, deterministic=False, randomness=randomness, bias=bias
-        )
+        return replace(facts, contraction=delta, variance=omega, deterministic=False, randomness=randomness, bias=bias)
 
 
 def _shared_stream(rng: Stream) -> Stream:

@@ -29,6 +29,7 @@ ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
 WARP = {"num_warps": 1, "maxnreg": 128}
+UNKEYED = {"KEYED": 0, "HAS_SECOND": 1}
 TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
@@ -339,7 +340,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
-        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, "KEYED": 0, **how, "HAS_SECOND": 1, "TILE": tile}
+        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **UNKEYED, **how, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
             (12, 1, 1, 2, 3, 4096, TURN), (4, 1, 1, 1, 0, 1024, {**TURN, **WARP}), (10, 1, 1, 2, 1, 1024, {**TURNED, **WARP}),
             (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, {**TURNED, **WARP}),

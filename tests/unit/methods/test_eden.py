@@ -17,7 +17,15 @@ from tests.unit.methods import quant_checks as check
 DISTORTION = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}  # of a standard normal number: Max, 1960
 SHARED = {"rotation": "shared"}
 KEY = 8  # bytes in front of a wire that was rotated in private
-ALL = [DRIVE(block=64), DRIVE(block=64, **SHARED), EDEN(block=64), EDEN(block=64, **SHARED), EDEN(bits=1), EDEN(bits=2, block=16), EDEN(bits=3)]
+ALL = [
+    DRIVE(block=64),
+    DRIVE(block=64, **SHARED),
+    EDEN(block=64),
+    EDEN(block=64, **SHARED),
+    EDEN(bits=1),
+    EDEN(bits=2, block=16),
+    EDEN(bits=3),
+]
 MSE = [DRIVE(block=64, scale="mse"), *(EDEN(block=64, scale="mse", bits=bits) for bits in (1, 2, 3, 4))]
 
 

@@ -112,5 +112,7 @@ class Blocks(Drawn):
         if self.cyclic:
             return Facts(contraction=0.0, deterministic=False, randomness="shared", payload=payload)
         if self.scaled:
-            return Facts(unbiased=True, variance=count / kb - 1, deterministic=False, randomness="shared", payload=payload)
+            return Facts(
+                unbiased=True, variance=count / kb - 1, deterministic=False, randomness="shared", payload=payload
+            )
         return Facts(contraction=kb / count, deterministic=False, randomness="shared", payload=payload)

@@ -69,15 +69,11 @@ class RotatedCodes(Fused):
         )
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        sum_rotated(
-            received, out, self.code_bits, self.block, scale, rng.fork(0), add=add, private=self._private
-        )
+        sum_rotated(received, out, self.code_bits, self.block, scale, rng.fork(0), add=add, private=self._private)
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         unbiased = self.scale == "unbiased"
-        return encode_rotated_many(
-            message, many, self.code_bits, self.block, unbiased, rng.step, private=self._private
-        )
+        return encode_rotated_many(message, many, self.code_bits, self.block, unbiased, rng.step, private=self._private)
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_rotated_many(rows, many, self.code_bits, self.block, scale, rng.step, private=self._private)

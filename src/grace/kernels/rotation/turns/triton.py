@@ -181,7 +181,27 @@ def _rotate(
     keys are the first bytes of wires, uint8, which are so many bytes ``apart``.
     """
     tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
-        table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, apart, SIGNS, END, MANY, KEYED, EVEN
+        table,
+        programs,
+        target,
+        keys,
+        heads,
+        x,
+        e,
+        out,
+        p,
+        m,
+        bad,
+        n,
+        nb,
+        key0,
+        key1,
+        apart,
+        SIGNS,
+        END,
+        MANY,
+        KEYED,
+        EVEN,
     )
     full = n - tile * TILE >= TILE
     if LAST and TILE == 1024:
