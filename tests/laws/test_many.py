@@ -74,8 +74,9 @@ SERVED = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 3, "terngrad": 4, "natural": 4, "fp8": 3, "u8bit": 4, "onebit": 5, "lpc": 3,
-    "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 15, "drive": 6, "eden": 6, "rht": 6,
-    "eden:rotation=shared": 7, "thc": 9, "qsparse": 19, "blockrandomk:mode=clt": 12, "topk:memory=dgc": 17, "bf16": 4, "fp16": 4,
+    "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 15, "drive": 6, "eden": 6,
+    "rht": 6, "eden:rotation=shared": 7, "thc": 9, "qsparse": 19, "blockrandomk:mode=clt": 12, "topk:memory=dgc": 17,
+    "bf16": 4, "fp16": 4,
 }  # fmt: skip
 LONG = (
     "topk",

@@ -43,8 +43,8 @@ class RHT(Compressor):
     Bias:
         that of the inner compressor: R is orthonormal, so unbiasedness and every bound on the squared error carry over.
         The largest number of a block becomes about |x| sqrt(2 ln h / h); a quantizer that is scaled by it gains that
-        much on heavy tails. All workers rotate alike, so that their sum is rotated back once; their errors are independent only
-        where the inner compressor rounds at random. Bounds for single elements, and sparsity, are lost.
+        much on heavy tails. All workers rotate alike, so that their sum is rotated back once; their errors are independent
+        only where the inner compressor rounds at random. Bounds for single elements, and sparsity, are lost.
     Differs from the paper:
         blocks, not the whole vector; the rest is rotated in powers of two, and at most 15 numbers stay as they are.
     Example:
