@@ -19,7 +19,7 @@ class Listener(Protocol):
     """Hears of steps as long as it lives."""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """This optimizer has stepped: those of its parameters that had a gradient have moved."""
+        """Takes note that this optimizer has stepped: those of its parameters that had a gradient have moved."""
 
 
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
