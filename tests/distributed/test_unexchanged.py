@@ -17,6 +17,8 @@ import grace
 from grace.adapters.unexchanged import Unexchanged
 from grace.errors import ConfigurationError, ReplicasWarning, UnexchangedWarning
 from tests.distributed.processes import Pool
+from tests.distributed.sharded_models import Net, fully_shard, mesh_of, train
+from tests.distributed.sharded_models import pytestmark as fsdp2
 
 Loop = Callable[[DistributedDataParallel, torch.optim.Optimizer, int], None]
 METHOD = "topk:ratio=0.1"
@@ -197,7 +199,8 @@ def few_are_watched(rank: int, world: int) -> None:
     with heard() as said:
         for _ in range(2):
             step(deep.module)
-    assert len(said) == 1 and "and 19 more" in said[0], said
+    assert len(said) == 1, said
+    assert "and 19 more" in said[0], said
     handle.detach()
     assert not any(p._post_accumulate_grad_hooks for p in deep.parameters())
 
@@ -254,9 +257,114 @@ def seen_by_attach(rank: int, world: int) -> None:
     with heard() as said:
         optimizer.step()
         optimizer.step()
-    assert len(said) == 1 and "shape (2, 8) and in no model" in said[0], said
+    assert len(said) == 1, said
+    assert "shape (2, 8) and in no model" in said[0], said
     handle.detach()
 
 
 def test_what_attach_can_see_is_refused(pair: Pool) -> None:
     pair.run(seen_by_attach)
+
+
+# ---- under fully_shard ----------------------------------------------------------------------------------------------
+def adapters(rank: int, world: int) -> None:
+    """Parameters that no ``fully_shard`` has: before ``attach``, after it, and on purpose."""
+
+    def build(root: bool = True, **options: Any) -> nn.Module:
+        torch.manual_seed(7)
+        net = Net()
+        for part in (*net.children(), *((net,) if root else ())):
+            fully_shard(part, mesh=mesh_of("fsdp"), **options)
+        return net
+
+    def add(net: nn.Module) -> nn.Linear:
+        net.adapter = nn.Linear(1, 1, bias=False)
+        return net.adapter
+
+    def loss(net: nn.Module, step: int) -> torch.Tensor:
+        made = torch.Generator().manual_seed(10 * step + rank)
+        out = net(torch.randn(8, 32, generator=made))
+        return (net.adapter(out) if hasattr(net, "adapter") else out).square().mean()
+
+    net = build()
+    adapter = add(net)
+    with heard() as said:
+        grace.attach(net, METHOD).detach()
+    assert len(said) == 1, said
+    assert "no fully_shard has 'adapter.weight', which came after it" in said[0], said
+    with heard() as said:
+        handle = grace.attach(net, METHOD, ignored_params=[adapter.weight])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        loss(net, 0).backward()
+        optimizer.step()
+        handle.detach()
+    assert not said, said
+    net.requires_grad_(False)
+    net.hidden.requires_grad_(True)
+    with heard() as said:
+        grace.attach(net, METHOD).detach()
+    assert not said, "a frozen one"
+
+    net = build()
+    net(torch.zeros(2, 32))  # leaves the root's parameters whole until the next pass
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    handle = grace.attach(net, METHOD, optimizer=optimizer)
+    with heard() as said:
+        for step in range(4):
+            optimizer.zero_grad()
+            if step == 2:
+                optimizer.add_param_group({"params": [add(net).weight]})
+            loss(net, step).backward()
+            optimizer.step()
+    assert len(said) == 1, said
+    assert "changes 'adapter.weight' on this rank alone" in said[0], said
+    handle.detach()
+
+    net = build(root=False)
+    net.scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(ConfigurationError, match=r"no fully_shard has 'scale'.*on the root"):
+        grace.attach(net, METHOD)
+    grace.attach(net, METHOD, ignored_params=[net.scale]).detach()
+    net.scale.requires_grad_(False)
+    grace.attach(net, METHOD).detach()
+
+    with pytest.raises(ConfigurationError, match=r"no parameter of this model.*after fully_shard"):
+        grace.attach(build(), METHOD, optimizer=torch.optim.SGD(Net().parameters(), lr=0.1))
+    with pytest.raises(ConfigurationError, match="ignored_params= is for models under fully_shard"):
+        grace.attach(make(), METHOD, ignored_params=[adapter.weight])
+
+
+@fsdp2
+def test_what_no_fully_shard_has_is_named(pair: Pool) -> None:
+    pair.run(adapters)
+
+
+def one_worker(rank: int, world: int) -> None:
+    """It counts steps, and gives the means that it gives elsewhere: what a method sends, the rest next time."""
+
+    def go(spec: str | None) -> tuple[torch.Tensor, int]:
+        torch.manual_seed(7)
+        net = Net()
+        for part in (*net.children(), net):
+            fully_shard(part, mesh=mesh_of("fsdp"))
+        handle = None if spec is None else grace.attach(net, spec)
+        if spec is not None:
+            with pytest.raises(ConfigurationError, match="Grace is attached"):
+                grace.attach(net, spec)
+        found = train(net, 3, "accumulate")
+        if handle is not None:
+            handle.detach()
+        return found, 0 if handle is None else handle.stats.steps
+
+    plain, _ = go(None)
+    same, steps = go("none")
+    assert steps == 6  # backward passes
+    assert torch.equal(plain, same)
+    compressed, steps = go(METHOD)
+    assert steps == 6
+    assert not torch.equal(plain, compressed)
+
+
+@fsdp2
+def test_one_worker_under_fully_shard_counts_its_steps(pools: Callable[[str, int], Pool]) -> None:
+    pools("gloo", 1).run(one_worker)

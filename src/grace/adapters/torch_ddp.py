@@ -44,7 +44,10 @@ from grace.run.steps import Steps
 from grace.transports.base import Transport, describe
 from grace.transports.choose import transport_beside
 
-_ON_PURPOSE = "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names) before wrapping"
+_NEW = (
+    "Call handle.detach(), wrap the module anew with them, and attach again; or leave them out on purpose, before wrapping: "
+    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
+)
 
 
 class _Ticket:
@@ -111,7 +114,7 @@ class DDPHandle(Regrouping):
         self._watching = False
         self._left_out = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._unexchanged = Unexchanged(
-            model.module, trained, model.parameters_to_ignore, apart=_find_apart(model), remedy=_ON_PURPOSE,
+            model.module, trained, model.parameters_to_ignore, apart=_find_apart(model), remedy=_NEW,
             optimizer=optimizer, session=self._session,
         )  # fmt: skip
         self._unexchanged.watch()

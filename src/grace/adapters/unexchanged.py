@@ -33,21 +33,18 @@ _TWICE = (
     "a backward pass added to their gradients after these had been exchanged. Add the losses up and call backward() once, or "
     "make all passes but the last under no_sync(), forward and backward"
 )
-_NEW = (
-    "they are no part of what was wrapped and attached. Call handle.detach(), wrap the module anew with them, and attach "
-    "again; or leave them out on purpose: {}"
-)
+_NEW = "they are no part of what was wrapped and attached. {}"
 
 
 class Unexchanged:
     """Names the parameters of one model that an optimizer has changed without an exchange, each once, on each rank.
 
     Args:
-        model: the wrapped module, as it is now; new parameters are found in it. It is not kept alive.
+        model: the wrapped module; new parameters are found in it. It is not kept alive.
         exchanged: those whose gradients are exchanged, of any shapes, by name.
         ignored: names of those that are left out on purpose.
         apart: whether gradients of the running backward pass are meant to stay this rank's, as under ``no_sync``.
-        remedy: how parameters are left out on purpose, for users.
+        remedy: what to do about parameters that came later, for users.
         optimizer: the one that was given with the model; parameters that no model has are named if it trains them.
         session: whose replicas are compared every so many steps.
     """
@@ -195,6 +192,6 @@ def refuse_foreign(optimizer: torch.optim.Optimizer | None, parameters: Iterable
     if held and not any(p in mine for _, p in held):
         raise ConfigurationError(
             f"optimizer= trains {list_names(name for name, _ in held)}, and no parameter of this model: it is of another "
-            f"model, or was made before the model's parameters were replaced. Give the one of this model, {optimizes}; or leave "
-            "optimizer= out, and set handle.lr where a memory follows the learning rate"
+            f"model, or was made before the model's parameters were replaced. Give the one of this model, {optimizes}; or "
+            "leave optimizer= out, and set handle.lr where a memory follows the learning rate"
         )
