@@ -11,7 +11,6 @@ import keras
 from grace.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
-_TORCHS = ("_parameters", "_buffers", "_modules")
 HOOKED = {"apply": ["grads", "trainable_variables"], "_clip_gradients": ["grads"]}  # methods of an optimizer
 
 
@@ -54,9 +53,11 @@ def find_optimizers(model: Any, *, inside: bool = False) -> dict[str, Any]:
     for owner in model._flatten_layers() if inside else [model]:
         for name, held in vars(owner).items():
             pairs: list[tuple[str, Any]] = [(name, held)]
+            if name.startswith("_"):  # the toolkit's own lists of what is there
+                continue
             if isinstance(held, list | tuple):
                 pairs = [(f"{name}[{place}]", one) for place, one in enumerate(held)]
-            elif isinstance(held, dict) and name not in _TORCHS:
+            elif isinstance(held, dict):
                 pairs = [(f"{name}[{key!r}]", one) for key, one in held.items()]
             for own, one in pairs:
                 if isinstance(one, keras.optimizers.Optimizer) and _inner(one) not in map(_inner, found.values()):
