@@ -434,7 +434,8 @@ class Two(keras.Model):
             variables = part.trainable_variables
             if BACKEND == "torch":
                 self.zero_grad()
-                self.losses_of(real)[place].backward()
+                loss = self.losses_of(real)[place]
+                loss.backward()
                 with torch.no_grad():
                     optimizer.apply([v.value.grad for v in variables], variables)
             else:
@@ -443,7 +444,7 @@ class Two(keras.Model):
                 with tf.GradientTape() as tape:
                     loss = self.losses_of(real)[place]
                 optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return {}
+        return {"loss": loss}
 
 
 def two_optimizers(rank: int, world: int) -> None:
