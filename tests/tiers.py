@@ -81,6 +81,7 @@ CAUGHT = {
     "a gradient in fresh memory": "tests/benchmarks/overhead/test_handing_over.py::test_rows_with_a_defect_are_caught",
     "a checksum of the first half": "tests/laws/test_checksums.py::test_the_law_catches",
     "a memory that overflowed": "tests/laws/test_overflow.py::test_mutants_are_caught",
+    "a tensor of the default dtype": "tests/laws/test_defaults.py::test_mutants_are_caught",
     "a digest that misses a bit": "tests/laws/test_drift.py::test_the_law_catches",
     "a run half written": "tests/unit/grace_bench/survey/test_runs.py::test_a_run_half_written_is_no_run",
     "a page that shows runs over other links, too": (
