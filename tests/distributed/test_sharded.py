@@ -89,9 +89,13 @@ def test_none_is_plain_fsdp_to_the_bit(three: Pool, way: str, options: dict[str,
     three.run(none_is_plain, "fsdp", way, options)
 
 
-def test_none_is_plain_fsdp_on_two_and_on_four(pair: Pool, four: Pool) -> None:
-    for pool in (pair, four):
-        pool.run(none_is_plain, "fsdp", "", {})
+@pytest.mark.tier("test")
+def test_none_is_plain_fsdp_on_two(pair: Pool) -> None:
+    pair.run(none_is_plain, "fsdp", "", {})
+
+
+def test_none_is_plain_fsdp_on_four(four: Pool) -> None:
+    four.run(none_is_plain, "fsdp", "", {})
 
 
 @pytest.mark.parametrize(("way", "options"), [*WAYS, ("no all-reduce", {})], ids=str)

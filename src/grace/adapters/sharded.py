@@ -105,8 +105,13 @@ class ShardedHandle(Choosing, Handle):
             options = replace(options, check_replicas_every=0)
         group = one_group(groups)
         shards = groups[0].shards.size()
-        rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
-        parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
+        rows = {
+            name: torch.empty(shards, piece.width, device="meta", dtype=torch.float32)
+            for name, piece in self._pieces.items()
+        }
+        parts = {
+            name: torch.empty(piece.shard, device="meta", dtype=torch.float32) for name, piece in self._pieces.items()
+        }
         like = names_held((parts if self._replicated else rows).items())
         self._names = frozenset(like)
         policy = self._resolve(options.read(slow))
