@@ -24,6 +24,7 @@ from grace.adapters.axes import Axes, names_held, resolve
 from grace.adapters.choosing import Choosing
 from grace.adapters.doors import register_door
 from grace.adapters.fsdp import (
+    DTYPES,
     Hooked,
     LateGradients,
     ParameterGroup,
@@ -93,11 +94,7 @@ class ShardedHandle(Choosing, Handle):
             )
         groups = find_groups(model)
         left_out = check_sharded(model, ignored)
-        trained = {
-            piece.name: p.sharded_param
-            for group in groups
-            for piece, p in zip(group.pieces, group.trained, strict=True)
-        }
+        trained = {piece.name: piece.inside.sharded_param for group in groups for piece in group.pieces}
         refuse_in_backward(trained)
         refuse_foreign(
             optimizer, [*model.parameters(), *trained.values()], "made after fully_shard of model.parameters()"
@@ -140,7 +137,7 @@ class ShardedHandle(Choosing, Handle):
         self._late: LateGradients | None = None  # between the two axes of a group
         self._fast: Session | None = None
         self._weights: Weights | None = None
-        self._hooked: Hooked | None = Hooked(groups)
+        self._hooked: Hooked | None = Hooked(groups, model)
         self._unexchanged = Unexchanged(
             model, trained, left_out, apart=lambda: False, remedy=REMEDY, optimizer=optimizer, session=self._session
         )
@@ -315,14 +312,16 @@ class ShardedHandle(Choosing, Handle):
             if self._fast is not None:
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
         error: Exception | None = None
-        if flat.dtype not in (torch.float32, torch.bfloat16):
+        new = [piece.name for piece in group.pieces if piece.name not in self._pieces]
+        if flat.dtype not in DTYPES:
             error = InputError(explain_dtype(flat.dtype))
-        elif width != sum(piece.width for piece in group.pieces):
+        elif new:
             error = GraceError(
-                f"of the parameters beside {group.name!r} some got no gradient on this rank, or were frozen or unfrozen since "
-                "Grace was attached. Unused parameters take torch 2.13 or newer; for others call handle.detach(), and attach "
-                "again"
+                f"{', '.join(map(repr, new))}: frozen when Grace was attached, and trained now: nothing is known of its "
+                "exchange. Call handle.detach() when you unfreeze, and attach again; freezing needs nothing"
             )
+        elif width != sum(piece.width for piece in group.pieces):
+            error = GraceError(f"torch reduces other gradients than those of {[piece.name for piece in group.pieces]}")
         if error is not None:
             self._passes.fail(error)
             self._close(error)  # so that ranks that wait for this one hear of it
