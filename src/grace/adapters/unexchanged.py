@@ -39,7 +39,7 @@ _NEW = "they are no part of what was wrapped and attached. {}"
 
 @dataclass(slots=True)
 class _Trained:
-    """What one optimizer trains, of any shapes: what is exchanged, and what nobody exchanges, by name.
+    """Parameters that one optimizer trains, of any shapes, by name: those that are exchanged, and those that nobody exchanges.
 
     sizes: of its groups of parameters, by which new parameters are noticed. seen: exchanges made when it last stepped.
     """
@@ -141,7 +141,7 @@ class Unexchanged:
             )
 
     def _find(self, optimizer: torch.optim.Optimizer) -> _Trained:
-        """What this optimizer trains."""
+        """Sorts what this optimizer trains; remembered until it has other parameters."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         known = self._of.get(optimizer)
         if known is None or known.sizes != sizes:
