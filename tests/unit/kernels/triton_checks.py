@@ -45,8 +45,8 @@ def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter puts functions of its own into the language for each launch, and again for each call of one kernel
     by another, where they are there already: nearly half of its time. Here it does so once in a launch.
 
-    With all that follows, kernels take a quarter of the time. Waits for: a scope that outlives a call. It is entered and left for
-    each since triton-lang/triton#8735; no upstream report of what that costs was found.
+    With all that follows, kernels take a quarter of the time. Waits for a scope that outlives a call: it is entered and left
+    for each since triton-lang/triton#8735. No upstream report of what that costs was found.
     """
     module: Any = importlib.import_module("triton.runtime.interpreter")
     patch, scopes, done = module._patch_lang, list[Any](), set[int]()
