@@ -120,7 +120,10 @@ class Weights:
         self.compressor, self._version = compressor, version
         self._layouts = {id(group): self._lay_out(group) for group in groups}
         like = {
-            group.name: torch.empty(sum(part.c for part in self._layouts[id(group)]), device="meta") for group in groups
+            group.name: torch.empty(
+                sum(part.c for part in self._layouts[id(group)]), device="meta", dtype=torch.float32
+            )
+            for group in groups
         }
         options = replace(options, check_replicas_every=0, nonfinite="propagate", on_difference="error")
         knobs = {"weights": as_call(compressor)}
@@ -190,8 +193,15 @@ class Weights:
                 target.copy_(theirs)
                 continue
             rows = target.new_zeros(target.shape, dtype=torch.float32)
+            known = [rank for rank, fine in enumerate(flags) if fine is not False]  # what others sent means nothing
+            some = len(known) < len(flags)
             with Refusals() as refusals:
-                compressor.decompress_add_(theirs, rows, 1.0, peer.shared(compressor.id).fork(index))
+                filled = rows[known] if some else rows
+                compressor.decompress_add_(
+                    theirs[known] if some else theirs, filled, 1.0, peer.shared(compressor.id).fork(index)
+                )
+            if some:
+                rows[known] = filled
             for row, fine in zip(rows, flags, strict=True):
                 fill_unless_(and_(fine, refusals.ok), row, math.nan)
             target.copy_(rows)

@@ -13,7 +13,8 @@ from grace.registry import register
 class DRIVE(RotatedCodes):
     """DRIVE: the signs of a randomly rotated block, and one scale.
 
-    ``C(x) = R^-1 (S sgn(R x))`` with R each worker's own, and ``S = |y|_2^2 / |y|_1`` (unbiased) or ``|y|_1 / h`` (mse), ``y = R x``
+    ``C(x) = R^-1 (S sgn(R x))`` with R each worker's own, and ``S = |y|_2^2 / |y|_1`` (unbiased) or ``|y|_1 / h`` (mse),
+    ``y = R x``
 
     Args:
         block: h, the elements that are rotated together and share S; a power of two from 2 to 65536.
@@ -30,7 +31,8 @@ class DRIVE(RotatedCodes):
     Bias:
         unbiased: ``<x, C(x)> = |x|^2``, always; E C(x) = x for uniform rotations, and nearly for these, with omega =
         0.571 for long blocks; short ones (h < 64) are visibly biased, and so are sparse ones, whose few numbers do not add up
-        to Gaussian ones: with 10 Gaussian numbers and 1,014 zeros E C(x) is 11 % of |x| away from x. mse: delta at least 1/h, 0.637 for most inputs.
+        to Gaussian ones: with 10 Gaussian numbers and 1,014 zeros E C(x) is 11 % of |x| away from x. mse: delta at
+        least 1/h, 0.637 for most inputs.
     Differs from the paper:
         blocks instead of the whole vector, padded; the rest is rotated as in rht, and at most 15 numbers stay as they
         are.

@@ -80,7 +80,7 @@ def check(one: Subject, profile: Profile) -> Held:
     for method in one.all:
         for xs in (make_some(one), make_workers(UGLY["zeros"], max(2, one.least_world))):
             own_randomness(method, xs)
-    facts = one.core.facts(torch.empty(SHAPE, device="meta"))
+    facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     declared = "deterministic" if facts.deterministic else f"random, {facts.randomness}"
     words = "as declared; global generators untouched"
     ratio = independence(one.core, normal(*SHAPE)(0)) if one.least_world == 1 else None
