@@ -355,7 +355,8 @@ def turn_many(
         p = target.like if end == SUBTRACT else None
         launch(_rotate, (len(tiles),), source.table, tiles, target.table, keys, heads, source.like, None, None, p, None,
                tops, bad, None, None, None, None, word, None, LOG=block.bit_length() - 1, SIGNS=signs, END=end,
-               HAS_SECOND=target.memories is not None, MANY=True, KEYED=False, EVEN=source.even and target.even, **how)  # fmt: skip
+               HAS_SECOND=target.memories is not None, MANY=True, KEYED=False,
+               EVEN=source.even and target.even, **how)  # fmt: skip
 
     tile = min(max(block, TILE), _LONGEST)
     if tops is None:
