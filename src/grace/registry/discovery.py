@@ -58,7 +58,8 @@ def from_file() -> Iterator[list[str]]:
         Traceback (most recent call last):
         grace.errors.ConfigurationError: method 'a_module_of_somebody:Method' stands in a file, and Grace does not run code ...
     """
-    token = _refused.set(refused := [])
+    refused: list[str] = []
+    token = _refused.set(refused)
     try:
         yield refused
     finally:
