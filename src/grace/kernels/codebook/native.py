@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,5 +46,5 @@ def _decode_layout(n: int, book: Codebook, block: int) -> Layout:
     return Layout(codebook_bytes(n, block), n, block, _entries(book))
 
 
-def _entries(book: Codebook) -> P:
+def _entries(book: Codebook) -> Any:
     return P(native.address("entries", book.entries, torch.float32, SIZE))

@@ -88,7 +88,7 @@ def _book(bits: int) -> Tensor:
     return torch.cat((-half.flip(0), half))
 
 
-def _book_at(bits: int) -> P:
+def _book_at(bits: int) -> Any:
     return P(native.address("centroids", _book(bits), torch.float32, 1 << bits))
 
 
