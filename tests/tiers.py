@@ -39,13 +39,15 @@ TIERS = {
         "tests/laws/test_single_tensors",
         "tests/laws/test_triton",
     ),
-    "doors": ("tests/adapters/", "tests/distributed/", "tests/grace_dl/"),
-    "laws": (),
+    "doors": ("tests/adapters/", "tests/distributed/", "tests/grace_dl/", "tests/unit/transports/test_mpi.py"),
+    "laws": ("tests/fidelity/", "tests/laws/test_defaults.py"),
     "bench-test": ("tests/benchmarks/", "tests/additions/", "tests/unit/grace_bench/", "tests/docs/test_site.py"),
 }
 _TIER_BY_PATH = {start: tier for tier, starts in TIERS.items() for start in starts}
-# By these texts in a file one knows, without importing it, that tests in it may be of another tier than its path says.
+# By these texts in a file one knows, without importing it, that tests in it may be of another tier than its path says: by the
+# first of any tier, by the others of one.
 MOVES, INTERPRETER = "mark.tier(", "interpreter"
+MOVES_TO = {"triton": INTERPRETER, "laws": "by_tier("}  # the latter is of tests/laws/cases.py
 # What a test that stays catches: the defect, and the test that shows it.
 CAUGHT = {
     "raw gradient": "tests/adapters/test_same_answer.py::test_a_door_with_a_defect_is_caught",
@@ -131,7 +133,7 @@ def leaves_out(file: Path, tier: str) -> bool:
     if file.suffix != ".py" or find_tier_of_file(file) == tier:
         return False
     text = file.read_text(encoding="utf-8")
-    return MOVES not in text and (tier != "triton" or INTERPRETER not in text)
+    return MOVES not in text and MOVES_TO.get(tier, MOVES) not in text
 
 
 def keep(items: list[pytest.Item], tier: str | None) -> list[pytest.Item]:
