@@ -69,6 +69,11 @@ class DebtWatch:
             self.add(math.sqrt(debt), math.sqrt(gradient))
         self._squares = [0.0, 0.0]
 
+    def forget_step(self) -> None:
+        """The last step counts for nothing: its means were dropped."""
+        if self._looks:
+            self._looks.pop()
+
     def add(self, debt: float, gradient: float) -> None:
         """One look: the norms of what is owed and of the gradient."""
         self._looks.append((debt, gradient))
