@@ -70,11 +70,7 @@ def may_keep(states: Sequence[Any], workspace: Workspace | None) -> bool:
     """Whether these states, a memory and what a method inside made of None, may take turns: not where the host does not see
     the end of a step.
     """
-    return (
-        workspace is not None
-        and on_host(states[0][0].device)
-        and all(state[1] is None for state in states)
-    )
+    return workspace is not None and on_host(states[0][0].device) and all(state[1] is None for state in states)
 
 
 def keep(names: tuple[str, ...], states: Sequence[Any], free: Sequence[Any], workspace: Workspace) -> None:

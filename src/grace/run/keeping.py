@@ -44,8 +44,8 @@ class Keeping:
         """
         if not self.worker.unapplied:
             return
-        waits = {self.group_of[name].name for name in waiting}
-        drops = {self.group_of[name].name for name in dropped} - waits
+        waits = {group.name for name in waiting if (group := self.group_of.get(name)) is not None}
+        drops = {group.name for name in dropped if (group := self.group_of.get(name)) is not None} - waits
         if drops and len(self.group_of) > len(self.groups):
             gone = set(dropped)
             drops = {group.name for group in self.groups if group.name in drops and gone.issuperset(group.members)}

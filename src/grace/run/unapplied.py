@@ -47,6 +47,10 @@ class Unapplied:
             self._owed[name] = owed.left[name], owed.instalments.get(name)
         return 1
 
+    def paid(self, names: Collection[str]) -> bool:
+        """Whether any of these had a debt, which their means may have paid."""
+        return not self._owed.keys().isdisjoint(names)
+
     def drop(self, names: Collection[str], states: dict[str, Held], owed: Debts) -> int:
         """Puts back what these tensors had before, as far as they wait: how many exchanges of a tensor are undone, at most."""
         undone = 0

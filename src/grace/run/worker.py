@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,8 @@ class Worker:
         self.holds = self.undoes = False
         self._before: tuple[dict[str, tuple[Method[Any], Any]], Debts, Unapplied] | None = None
         self._unapplied = Unapplied()
+        self._ask: Callable[[], object] = lambda: None
+        self.unsure = False  # whether means count as applied of which nobody can tell
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
@@ -309,6 +311,7 @@ class Worker:
         """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
         stays, and what others have parked is owed in instalments.
         """
+        self._ask()
         self._wait_for_pending()
         if not self._parked:
             return WorkerState(self.step, self.seed, self._states, self._owed.left, self._owed.instalments)
@@ -388,6 +391,7 @@ class Worker:
 
     def take_debts(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
+        self._ask()
         self._wait_for_pending()
         held = ((name, *one) for name, one in self._states.items())
         for name, method, state in (*held, *self._parked.all()):
@@ -398,9 +402,10 @@ class Worker:
         return owed
 
     # ---- exchanges that are undone ----------------------------------------------------------------------------------
-    def keep_unapplied(self) -> None:
-        """From now on :meth:`settle` is called before each step."""
+    def keep_unapplied(self, ask: Callable[[], object] = lambda: None) -> None:
+        """From now on :meth:`settle` is called before each step, and by ``ask()``, before states are read between steps."""
         self.undoes = self.workspace.holds = True
+        self._ask = ask
 
     def settle(self, dropped: Collection[str] = (), waiting: Collection[str] = ()) -> int:
         """Where the worker ``undoes``, says before the next exchange what became of the means so far. All ranks say the same.
@@ -416,9 +421,10 @@ class Worker:
             return 0
         undone, back = 0, [name for name in dropped if name in self._unapplied]
         if back:
-            self._wait_for_pending()
+            if self._unapplied.paid(back):
+                self._wait_for_pending()
             undone = self._unapplied.drop(back, self._states, self._owed)
-            self.watch.forget_step()
+            self.watch.forget_step(back)
         self._unapplied.keep(waiting)
         self._release(back)
         return undone
