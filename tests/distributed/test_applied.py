@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import grace
 from grace.run.worker import Worker
 from tests.distributed.ddp_models import weights
 from tests.distributed.processes import Pool
+from tests.distributed.sharded_models import pytestmark as sharded_here
 
 STEPS = 60
 SPECS = ("topk:ratio=0.01", "efsignsgd", "powersgd", "randomk:ratio=0.01")
@@ -40,7 +42,7 @@ def logits(x: Tensor, real: bool) -> Tensor:
 def play(
     rank: int, spec: str, aside: bool, none: bool = True, given: bool = False, **options: Any
 ) -> tuple[Tensor, Any]:
-    """A generator and a discriminator in turn. aside: whether the generator's pass is kept from the discriminator's exchange."""
+    """A generator and a discriminator in turn. aside: whether the former's pass is kept from the latter's exchange."""
     g, d = net(16, 16, 1, **options), net(16, 1, 2, **options)
     of_g, of_d = torch.optim.SGD(g.parameters(), lr=0.01), torch.optim.SGD(d.parameters(), lr=0.05)
     handles = [grace.attach(m, spec, optimizer=o if given else None) for m, o in ((g, of_g), (d, of_d))]
@@ -289,8 +291,6 @@ def test_a_state_is_of_what_counts(pair: Pool) -> None:
 # ---- where nobody can know ------------------------------------------------------------------------------------------
 def by_hand(rank: int, world: int, changes: str) -> int:
     """How often it is said that nobody can know, where no optimizer of torch's is at work."""
-    import logging
-
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -316,3 +316,36 @@ def by_hand(rank: int, world: int, changes: str) -> int:
 def test_steps_by_hand_count_and_are_asked_about_once_where_torch_does_not_tell(pair: Pool) -> None:
     assert pair.run(by_hand, "under no_grad") == [0, 0]
     assert pair.run(by_hand, "data") == [1, 0]
+
+
+# ---- a sharded model ------------------------------------------------------------------------------------------------
+def sharded(rank: int, world: int, clear: str) -> None:
+    from tests.distributed.sharded_models import make
+
+    def train(dropping: bool) -> tuple[list[Tensor], int]:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        handle = grace.attach(model, "topk:ratio=0.05")
+        made = torch.Generator().manual_seed(rank)
+        for step in range(12):
+            x = torch.randn(8, 32, generator=made)
+            if dropping:
+                for _ in range(1 + step % 2):  # two passes that add up are dropped together
+                    (-10 * model(x).square().mean()).backward()
+                optimizer.zero_grad(set_to_none=clear == "none")
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=clear == "none")
+        handle.detach()
+        return [p.detach().to_local().clone() for p in model.parameters()], handle.stats.dropped
+
+    right, _ = train(dropping=False)
+    mine, count = train(dropping=True)
+    assert count == 18, count
+    assert all(map(torch.equal, mine, right))
+
+
+@sharded_here
+@pytest.mark.parametrize("clear", ["none", "zeros"])
+def test_what_is_dropped_of_a_sharded_model_owes_nothing(pair: Pool, clear: str) -> None:
+    pair.run(sharded, clear)

@@ -104,7 +104,7 @@ class Applied:
             self._versions = {name: (p._version, None if g is None else g._version) for name, p, g in grads}
 
     def look(self, arrived: str | None = None) -> None:
-        """Looks for gradients that were cleared since. It is called before a backward pass adds to any; ``arrived``: but one."""
+        """Looks for gradients that were cleared since, before a backward pass adds to any; ``arrived``: but to this one."""
         undecided = self._handed - self._moved - self._dropped
         if not undecided or capturing():
             return
@@ -167,9 +167,9 @@ class Applied:
             session.worker.unsure = True
         if self._sessions[0].rank == 0:
             _log.warning(
-                "Grace cannot tell whether the gradient of %r was applied before it was cleared: no torch.optim.Optimizer holds "
-                "the parameter. It counts as applied, and memories keep what it has left. Exchange no gradient that you drop: "
-                "requires_grad_(False) or no_sync() for another network's pass, torch.autograd.grad for an attack",
+                "Grace cannot tell whether the gradient of %r was applied before it was cleared: no torch.optim.Optimizer "
+                "holds the parameter. It counts as applied, and memories keep what it has left. Exchange no gradient that you "
+                "drop: requires_grad_(False) or no_sync() for another network's pass, torch.autograd.grad for an attack",
                 min(names),
             )
 
