@@ -234,7 +234,7 @@ def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], ste
     if all(finite):
         numbers[..., words] = header_of(True, step)
     else:
-        numbers[..., words] = torch.tensor([header_of(fine, step) for fine in finite], dtype=torch.int32)
+        numbers[..., words] = torch.tensor([header_of(fine, step) for fine in finite], dtype=torch.int32, device="cpu")
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:

@@ -24,9 +24,18 @@ _BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.
 MPI = ROOT / "docs/concepts/mpi.md"  # run by mpiexec
 XLA = ROOT / "docs/concepts/jax-xla.md"  # on four devices of two processes: tests/adapters/test_jax_xla.py
 ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, XLA]
+_SLOW = ("working-paying.md",)  # TensorBoard, and what it imports
+doors = pytest.mark.tier("doors")
 
 
-@pytest.mark.parametrize("page", [p for p in CONCEPTS if blocks(p, "python") and p not in ELSEWHERE], ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=doors if page.name in _SLOW else (), id=name(page))
+        for page in CONCEPTS
+        if blocks(page, "python") and page not in ELSEWHERE
+    ],
+)
 def test_python_blocks_run(page: Path) -> None:
     run_blocks(page)
 
@@ -40,11 +49,13 @@ def test_a_block_that_fails_is_named_by_page_and_line(tmp_path: Path) -> None:
     assert write_script(page, tmp_path).read_text().splitlines()[8] == "assert x == y"
 
 
+@doors
 @pytest.mark.parametrize("page", WORKERS, ids=name)
 def test_pages_for_several_workers_run_on_two(page: Path, tmp_path: Path) -> None:
     run_script(write_script(page, tmp_path, _BEFORE.get(page.stem, "")), workers=2)
 
 
+@doors
 def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
     done = run_under_mpi(write_script(MPI, tmp_path), workers=2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +64,10 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "workers"),
     [
-        *((page, 1 if page.stem in _ALONE else 2) for page in TOOLKITS),
+        *(
+            pytest.param(page, 1 if page.stem in _ALONE else 2, marks=() if page.stem in _ALONE else doors)
+            for page in TOOLKITS
+        ),
         *(pytest.param(p, 2, marks=pytest.mark.night("raw gradient")) for p in TOOLKITS if p.stem in _ALONE),
     ],
     ids=lambda one: name(one) if isinstance(one, Path) else one,

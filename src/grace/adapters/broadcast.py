@@ -128,7 +128,9 @@ def send_object(obj: Any, root: int, network: Transport) -> Any:
             f"rank {root} has something else than plain containers of numbers, texts and tensors: {told['problem']}"
         )
     message = (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(told["bytes"], dtype=torch.uint8)
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(told["bytes"], dtype=torch.uint8, device="cpu")
     )
     backend = dist.get_backend(network.group) if isinstance(network, TorchDistributed) else ""
     if backend == "nccl":  # it moves what is on a GPU

@@ -25,6 +25,7 @@ from grace.adapters.axes import Axes, names_held, resolve
 from grace.adapters.choosing import Choosing
 from grace.adapters.doors import register_door
 from grace.adapters.fsdp import (
+    DTYPES,
     Hooked,
     LateGradients,
     ParameterGroup,
@@ -105,8 +106,13 @@ class ShardedHandle(Choosing, Handle):
             options = replace(options, check_replicas_every=0)
         group = one_group(groups)
         shards = groups[0].shards.size()
-        rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
-        parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
+        rows = {
+            name: torch.empty(shards, piece.width, device="meta", dtype=torch.float32)
+            for name, piece in self._pieces.items()
+        }
+        parts = {
+            name: torch.empty(piece.shard, device="meta", dtype=torch.float32) for name, piece in self._pieces.items()
+        }
         like = names_held((parts if self._replicated else rows).items())
         self._names = frozenset(like)
         policy = self._resolve(options.read(slow))
@@ -122,7 +128,7 @@ class ShardedHandle(Choosing, Handle):
         self._late: LateGradients | None = None  # between the two axes of a group
         self._fast: Session | None = None
         self._weights: Weights | None = None
-        self._hooked: Hooked | None = Hooked(groups)
+        self._hooked: Hooked | None = Hooked(groups, model)
         try:
             if fast is not None:
                 self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
@@ -301,14 +307,16 @@ class ShardedHandle(Choosing, Handle):
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
         self._applied.hand_out(piece.name for piece in group.pieces if piece.name in self._names)
         error: Exception | None = None
-        if flat.dtype not in (torch.float32, torch.bfloat16):
+        new = [piece.name for piece in group.pieces if piece.name not in self._pieces]
+        if flat.dtype not in DTYPES:
             error = InputError(explain_dtype(flat.dtype))
-        elif width != sum(piece.width for piece in group.pieces):
+        elif new:
             error = GraceError(
-                f"of the parameters beside {group.name!r} some got no gradient on this rank, or were frozen or unfrozen since "
-                "Grace was attached. Unused parameters take torch 2.13 or newer; for others call handle.detach(), and attach "
-                "again"
+                f"{', '.join(map(repr, new))}: frozen when Grace was attached, and trained now: nothing is known of its "
+                "exchange. Call handle.detach() when you unfreeze, and attach again; freezing needs nothing"
             )
+        elif width != sum(piece.width for piece in group.pieces):
+            error = GraceError(f"torch reduces other gradients than those of {[piece.name for piece in group.pieces]}")
         if error is not None:
             self._passes.fail(error)
             self._close(error)  # so that ranks that wait for this one hear of it

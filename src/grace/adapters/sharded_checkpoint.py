@@ -54,7 +54,7 @@ class ShardedCheckpoint:
         like = self._session.like
         device = next(iter(self._parameters.values())).device
         owed = {
-            name: debts[name].float() if name in debts else torch.zeros(x.shape, device=device)
+            name: debts[name].float() if name in debts else torch.zeros(x.shape, device=device, dtype=torch.float32)
             for name, x in like.items()
         }
         means = self._session.run(together([self._mean(owed[name]) for name in like]))

@@ -120,7 +120,10 @@ class Weights:
         self.compressor, self._version = compressor, version
         self._layouts = {id(group): self._lay_out(group) for group in groups}
         like = {
-            group.name: torch.empty(sum(part.c for part in self._layouts[id(group)]), device="meta") for group in groups
+            group.name: torch.empty(
+                sum(part.c for part in self._layouts[id(group)]), device="meta", dtype=torch.float32
+            )
+            for group in groups
         }
         options = replace(options, check_replicas_every=0, nonfinite="propagate", on_difference="error")
         knobs = {"weights": as_call(compressor)}

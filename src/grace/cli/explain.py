@@ -162,7 +162,7 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
 
 def _declared(method: Method[Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """What it declares for tensors of a shape."""
-    found = asdict(method.facts(torch.empty(shape, device="meta")))
+    found = asdict(method.facts(torch.empty(shape, device="meta", dtype=torch.float32)))
     return {name: value for name, value in found.items() if name not in ("kept", "peak")}  # these are counted: "memory"
 
 
@@ -217,7 +217,7 @@ def _fits(method: Method[Any], world: int) -> bool:
 
 def traffic_row(method: Method[Any], shape: tuple[int, ...], world: int) -> dict[str, Any]:
     """Rounds and bytes of one exchange, for the worker that sends most; bytes are None where they depend on the data."""
-    like = torch.empty(shape, device="meta")
+    like = torch.empty(shape, device="meta", dtype=torch.float32)
     ranks = sorted({0, 1, world - 1})
     hierarchy, machine = _find_hierarchy(method), 1
     count = method.traffic

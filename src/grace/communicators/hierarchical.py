@@ -133,7 +133,9 @@ class Hierarchical(Method[HierarchicalState]):
         return Exchanged(mean, None, HierarchicalState(inner, place, state.shape), finite)
 
     def facts(self, like: Tensor) -> Facts:
-        return replace(self.method.facts(torch.empty(self._part(like), device="meta")), payload=None)
+        return replace(
+            self.method.facts(torch.empty(self._part(like), device="meta", dtype=torch.float32)), payload=None
+        )
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if like.numel() == 0:

@@ -197,7 +197,7 @@ def hold_everywhere(holds: Flag, beside: Tensor) -> Exchange[Flag]:
     """Whether something holds on all ranks, of which each knows it of its own part: one round of a byte, on the device of
     ``beside``, which is of any shape.
     """
-    broken = torch.logical_not(torch.as_tensor(holds, device=beside.device)).to(torch.uint8)
+    broken = torch.logical_not(torch.as_tensor(holds, device=beside.device, dtype=torch.bool)).to(torch.uint8)
     return flag((yield AllReduce(broken.view(1), "max"))[0] == 0)
 
 

@@ -54,7 +54,7 @@ def and_(a: Flag, b: Flag) -> Flag:
         return b
     if b is True or a is False:
         return a
-    return torch.logical_and(torch.as_tensor(a), b)
+    return torch.logical_and(a, b)
 
 
 def or_(a: Flag, b: Flag) -> Flag:
@@ -63,7 +63,7 @@ def or_(a: Flag, b: Flag) -> Flag:
         return b
     if b is False or a is True:
         return a
-    return torch.logical_or(torch.as_tensor(a), b)
+    return torch.logical_or(a, b)
 
 
 def not_(a: Flag) -> Flag:
@@ -84,7 +84,7 @@ def ask_host_of_all(flags: Sequence[Flag]) -> list[bool]:
     if device is None:
         return list(map(bool, flags))
     refuse_capture("what this method sends next depends on whether this step was finite")
-    answers: list[bool] = torch.stack([torch.as_tensor(one, device=device) for one in flags]).tolist()
+    answers: list[bool] = torch.stack([torch.as_tensor(one, device=device, dtype=torch.bool) for one in flags]).tolist()
     return answers
 
 

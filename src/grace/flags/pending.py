@@ -20,7 +20,7 @@ class _Letter:
         """``flags [n]`` set out; the host does not wait for them."""
         self._count = flags.numel()
         if self._room is None or self._room.numel() < self._count:
-            self._room = torch.empty(2 * self._count, dtype=torch.bool, pin_memory=flags.is_cuda)
+            self._room = torch.empty(2 * self._count, dtype=torch.bool, pin_memory=flags.is_cuda, device="cpu")
         self._room[: self._count].copy_(flags, non_blocking=True)
         if flags.is_cuda:
             if self._arrived is None:

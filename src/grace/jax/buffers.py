@@ -102,7 +102,7 @@ def _view(shape: tuple[int, ...], dtype: torch.dtype, address: int, owners: list
     """A tensor over the memory at this address; the object that lives as long as the tensor joins ``owners``."""
     count = math.prod(shape) * dtype.itemsize
     if not count:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = (ctypes.c_char * count).from_address(address)
     owners.append(weakref.ref(memory))
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -343,10 +343,10 @@ def _average_numbers(numbers: Mapping[str, float], world: int) -> Exchange[dict[
     """Compares names first: tensors of different sizes would end the job without a reason."""
     names = sorted(numbers)
     code = float(zlib.crc32("\n".join(names).encode()))
-    low, high = (yield AllReduce(torch.tensor([-code, code], dtype=torch.float64), "max")).tolist()
+    low, high = (yield AllReduce(torch.tensor([-code, code], dtype=torch.float64, device="cpu"), "max")).tolist()
     if -low != high:
         raise InputError(f"the ranks have different metrics; this one has {', '.join(names) or 'none'}")
-    total = yield AllReduce(torch.tensor([numbers[name] for name in names], dtype=torch.float64), "sum")
+    total = yield AllReduce(torch.tensor([numbers[name] for name in names], dtype=torch.float64, device="cpu"), "sum")
     return {name: float(x) / world for name, x in zip(names, total, strict=True)}
 
 

@@ -17,7 +17,7 @@ from grace.kernels.check import numbers, pointers, wire_rows
 from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE, Blank, Call
 from grace.wire import Gathered
 
-_UINT8 = torch.uint8  # globals are found faster than attributes of torch
+_UINT8, _CPU = torch.uint8, torch.device("cpu")  # globals are found faster than attributes of torch
 LAYOUTS = 4096  # how many a kernel remembers: a model has fewer shapes of tensors
 
 
@@ -39,7 +39,7 @@ def new_wire(b: int, width: int) -> Tensor:
     if wire is not None and b == 1 and wire.shape[1] == width:
         place.wire = None
         return wire
-    return torch.empty(b, width, dtype=_UINT8)
+    return torch.empty(b, width, dtype=_UINT8, device=_CPU)
 
 
 class Layout:

@@ -74,7 +74,7 @@ class EF21(Memory[S], Generic[S]):
     def __post_init__(self) -> None:
         Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
-        delta = self.method.facts(torch.empty(_SAMPLE, device="meta")).contraction
+        delta = self.method.facts(torch.empty(_SAMPLE, device="meta", dtype=torch.float32)).contraction
         if delta is None or not delta > 0:
             raise CompositionError(
                 f"{type(self).__name__} needs a contraction, and {as_call(self.method)} is none (delta={delta}); "

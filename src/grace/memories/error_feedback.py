@@ -243,7 +243,8 @@ class ErrorFeedback(Memory[S]):
         if lasts is None:
             news: Sequence[Any] = [FeedbackState(memory, out.state) for memory, out in zip(afters, outs, strict=True)]
         else:
-            rates = torch.as_tensor(choose_rate(stack_flags(outs, device), lr, lasts) if lr else lasts)
+            chosen = choose_rate(stack_flags(outs, device), lr, lasts) if lr else lasts
+            rates = torch.as_tensor(chosen, dtype=torch.float64, device=device)
             both = zip(afters, outs, rates.unbind(0), strict=True)
             news = [FollowingState(memory, out.state, last) for memory, out, last in both]
         return [Exchanged(out.mean, None, new, out.finite) for out, new in zip(outs, news, strict=True)]

@@ -38,7 +38,7 @@ def join_flags(flags: Sequence[Tensor]) -> Tensor:
 
 
 def _on_device(finite: Flag, device: torch.device) -> Tensor:
-    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device)
+    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device, dtype=torch.bool)
 
 
 def put(x: Tensor, place: Tensor) -> None:

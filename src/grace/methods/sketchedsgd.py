@@ -98,7 +98,7 @@ class SketchedSGD(Method[None]):
                 return loan.poison(None)
             index = select_topk(estimate.mean[None], candidates)[0]  # [p2 k], the same on all ranks
         else:
-            index = torch.arange(n, device=x.device)
+            index = torch.arange(n, device=x.device, dtype=torch.int64)
         values = flat[index]
         exact = yield AllReduce(values)
         finite = and_(finite, all_finite(exact))

@@ -90,15 +90,15 @@ class U8bit(Fused):
 @functools.lru_cache
 def table(map: Literal["tree", "bnb"]) -> Tensor:  # noqa: A002
     """``[128]`` float32, ascending from 0: the centers of equal bins of each decade."""
-    centers = [torch.zeros(1, dtype=torch.float64)]
+    centers = [torch.zeros(1, dtype=torch.float64, device="cpu")]
     for decade in range(6 if map == "bnb" else 5, -1, -1):
         bins = 1 << (6 - decade)
         parts = ((0.1, 1.0, bins),) if map == "bnb" else ((0.1, 0.45, bins // 2), (0.45, 1.0, bins // 2))
         for low, high, count in parts:
-            center = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+            center = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) / count
             centers.append((low + (high - low) * center) * float(f"1e-{decade}"))  # a power differs between libraries
     if map == "tree":
-        centers.append(torch.ones(1, dtype=torch.float64))
+        centers.append(torch.ones(1, dtype=torch.float64, device="cpu"))
     return torch.cat(centers).float()
 
 

@@ -151,7 +151,7 @@ class Rater:
         sizes = dict(policy.axes(world))
         axes = Grid(sizes).place(0) if sizes else {}
         source = self._sources.setdefault(numbers, heavy_tailed(numbers))
-        x = torch.empty(_matrix(numbers))
+        x = torch.empty(_matrix(numbers), dtype=torch.float32, device="cpu")
         source = source[: x.numel()].view(x.shape)
         with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

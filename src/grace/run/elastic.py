@@ -104,7 +104,9 @@ class Elastic:
         session, worker, kept = self.session, self.session.worker, None
         with session.turn():
             if part is not None:
-                count = int(session.run(_sum(torch.tensor([float(part)])), counted=True))
+                count = int(
+                    session.run(_sum(torch.tensor([float(part)], dtype=torch.float32, device="cpu")), counted=True)
+                )
                 if not count:
                     raise InputError("no worker takes part in this step; at least one must")
                 if part:
@@ -252,7 +254,7 @@ def _sum(x: Tensor) -> Exchange[Tensor]:
 
 
 def _most(flag: bool) -> Exchange[Tensor]:
-    return (yield AllReduce(torch.tensor([flag], dtype=torch.uint8), "max"))
+    return (yield AllReduce(torch.tensor([flag], dtype=torch.uint8, device="cpu"), "max"))
 
 
 def _spread(worker: Any, source: int, me: int) -> Exchange[bytes]:
@@ -261,6 +263,10 @@ def _spread(worker: Any, source: int, me: int) -> Exchange[bytes]:
     if me == source:
         state = worker.state
         mine = pack({"step": state.step, "seed": state.seed, "shared": state.shared_parts()})
-    size = yield Broadcast(torch.tensor([len(mine)]), source)
-    room = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(int(size), dtype=torch.uint8)
+    size = yield Broadcast(torch.tensor([len(mine)], dtype=torch.int64, device="cpu"), source)
+    room = (
+        torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        if mine
+        else torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    )
     return bytes((yield Broadcast(room, source)).numpy().tobytes())

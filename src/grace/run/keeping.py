@@ -116,7 +116,9 @@ class Keeping:
 
     def group_tensors(self) -> dict[str, Tensor]:
         """A tensor like each group's; on the CPU where the device is unknown."""
-        like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
+        like = {
+            name: torch.empty(x.shape, dtype=x.dtype, device="cpu") if x.is_meta else x for name, x in self.like.items()
+        }
         return {group.name: group.like(like) for group in self.groups}
 
     def methods(self) -> dict[str, str]:

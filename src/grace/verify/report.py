@@ -145,7 +145,7 @@ def _where(error: BaseException) -> str:
 
 def _declare(name: str, one: Subject) -> str:
     """What a broken law promised, in words."""
-    facts = one.core.facts(torch.empty(SHAPE, device="meta"))
+    facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     if name == "error bound":
         return spell_claims(facts)
     return {"unbiased": "unbiased" if facts.unbiased else "biased"}.get(name, "")

@@ -34,7 +34,10 @@ def conserves(method: Method[Any]) -> bool:
     if compressor is not None:
         narrow = isinstance(method, grace.Allreduce) and compressor.predivide
         return compressor.aggregation == "mean" and not narrow
-    return method.owed(method.init(torch.zeros(2, 2))) is None or remembers(method) is not None
+    return (
+        method.owed(method.init(torch.zeros(2, 2, dtype=torch.float32, device="cpu"))) is None
+        or remembers(method) is not None
+    )
 
 
 def remembers(method: Method[Any]) -> Method[Any] | None:

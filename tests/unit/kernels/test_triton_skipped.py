@@ -179,7 +179,11 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
 CASES: list[tuple[str, Callable[[], None], Any]] = [
     (f"{module}.{name}", check, marks)
     for check, module, names in TABLE
-    for part, marks in zip(names.split("|"), ((), pytest.mark.night("a Triton kernel that does not run")), strict=False)
+    for part, marks in zip(
+        names.split("|"),
+        (pytest.mark.tier("test"), pytest.mark.night("a Triton kernel that does not run")),
+        strict=False,
+    )
     for name in part.split()
 ]
 

@@ -67,7 +67,7 @@ class TensorPlan:
         """The method's own state, replicated: numpy, or None."""
         if not isinstance(self.core, PowerSGD):
             return None
-        q = self.core.init(torch.empty(shape))
+        q = self.core.init(torch.empty(shape, dtype=torch.float32, device="cpu"))
         return None if q is None else q.numpy().astype(np.float32)
 
     def exchange(self, x: Array, state: Any, place: TracedPeer) -> Talk[tuple[Array, Array, Any]]:

@@ -48,9 +48,11 @@ class Codebook:
         half = middle.view(torch.int32) >> 16
         if bool((half[1:] == half[:-1]).any()):
             raise InputError("codebook: no two middles may agree in the upper 16 bits; use magnitudes further apart")
-        edges = torch.arange(_CELLS, dtype=torch.int32) << 16
+        edges = torch.arange(_CELLS, dtype=torch.int32, device="cpu") << 16
         floor = torch.bucketize(edges.view(torch.float32), middle).to(torch.uint8)  # middles below each edge
-        return Codebook(entries, torch.cat((middle, torch.tensor([math.inf]))), floor)
+        return Codebook(
+            entries, torch.cat((middle, torch.tensor([math.inf], dtype=torch.float32, device="cpu"))), floor
+        )
 
 
 @functools.lru_cache(maxsize=32)

@@ -21,7 +21,7 @@ def encode_indices(index: Tensor, n: int, code: str) -> Any:
     b, k = index.shape
     number, low, width = layout(n, k, code)
     index = index.contiguous()
-    out = torch.empty(b, width, dtype=torch.uint8)
+    out = torch.empty(b, width, dtype=torch.uint8, device="cpu")
     done = native.c.encode_indices(index.data_ptr(), b, k, n, number, low, out.data_ptr(), width, native.threads())
     refuse(done, n, k)
     return out
@@ -34,7 +34,7 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Any:
     if width > 1 and packed.stride(1) != 1:
         packed = packed.contiguous()
     b = packed.shape[0]
-    index = torch.empty(b, k, dtype=torch.int64)
+    index = torch.empty(b, k, dtype=torch.int64, device="cpu")
     done = native.c.decode_indices(
         packed.data_ptr(), b, packed.stride(0), k, n, number, low, index.data_ptr(), native.threads()
     )

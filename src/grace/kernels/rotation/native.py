@@ -43,7 +43,7 @@ def rotate_norms(rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Ten
     b, n = rows.shape
     if b != 1 or n == 0:
         return NotImplemented
-    norms = torch.empty(1, block_count(n, block))
+    norms = torch.empty(1, block_count(n, block), dtype=torch.float32, device="cpu")
     x, e, y = check.same_shape(rows, memory, out)
     finite = native.c.rotate_norms(x, e, y, n, block, norms.data_ptr(), *rng.native_key(), native.threads())
     return norms, bool(finite)
@@ -81,7 +81,7 @@ def _rotate(rows: Tensor, block: int, way: int, key: tuple[Any, Any, int]) -> An
 @functools.lru_cache
 def _book(bits: int) -> Tensor:
     """``[2**bits]`` float32: the centroids, ascending."""
-    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32)
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device="cpu")
     return torch.cat((-half.flip(0), half))
 
 

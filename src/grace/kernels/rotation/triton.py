@@ -328,7 +328,7 @@ def _log(block: int) -> int:
 @functools.lru_cache(maxsize=32)
 def _book(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The centroids, ascending, and the numbers between them, on a device; copied there once."""
-    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32)
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device="cpu")
     book = torch.cat((-half.flip(0), half))
     middle = (book[1:].double() + book[:-1].double()).div_(2).float()
     return book.to(device), middle.to(device)

@@ -37,7 +37,10 @@ def take_topk(
     if not _fits(rows):
         return NotImplemented
     b, n = rows.shape
-    sent, index = torch.empty(b, k), torch.empty(b, k, dtype=torch.int32)
+    sent, index = (
+        torch.empty(b, k, dtype=torch.float32, device="cpu"),
+        torch.empty(b, k, dtype=torch.int32, device="cpu"),
+    )
     tensors = check.same_shape(rows, memory, rest)
     done = native.c.topk(*tensors, b, n, k, narrow, index.data_ptr(), sent.data_ptr(), native.threads())
     if done < 0:
@@ -78,7 +81,10 @@ def _take_above(
     n, where, finite = row.numel(), check.same_shape(row, memory, rest), ctypes.c_int32()
     room = min(n, max(4096, n // 16))
     while True:
-        index, sent = torch.empty(room, dtype=torch.int32), torch.empty(room)
+        index, sent = (
+            torch.empty(room, dtype=torch.int32, device="cpu"),
+            torch.empty(room, dtype=torch.float32, device="cpu"),
+        )
         k = native.c.above(
             *(*where, n, key, narrow, room, index.data_ptr(), sent.data_ptr()), ctypes.byref(finite), native.threads()
         )

@@ -357,4 +357,4 @@ def _least_key(bound: float, strict: bool) -> int:
     """The least key that is selected."""
     if not bound >= 0:
         return 0
-    return int(torch.tensor(bound, dtype=torch.float32).view(torch.int32)) + strict
+    return int(torch.tensor(bound, dtype=torch.float32, device="cpu").view(torch.int32)) + strict

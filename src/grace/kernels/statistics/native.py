@@ -39,7 +39,7 @@ def _statistic(kind: int, rows: Tensor, block: int, dtype: torch.dtype) -> Any:
     if rows.dtype is not torch.float32 or rows.numel() == 0 or not rows.is_contiguous():
         return NotImplemented
     b, n = rows.shape
-    out = torch.empty(b, block_count(n, block), dtype=dtype)
+    out = torch.empty(b, block_count(n, block), dtype=dtype, device="cpu")
     native.c.block_statistics(rows.data_ptr(), b, n, block, kind, out.data_ptr(), native.threads())
     return out
 

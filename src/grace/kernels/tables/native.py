@@ -43,7 +43,7 @@ def encode_entries(
         return NotImplemented
     given = (None, None, None) if rows is None or rest is None else check.same_shape(rows, memory, rest)
     bits = code_bits(table)
-    codes = torch.empty(world, packed_bytes(math.ceil(n / world), bits), dtype=torch.uint8)
+    codes = torch.empty(world, packed_bytes(math.ceil(n / world), bits), dtype=torch.uint8, device="cpu")
     native.c.encode_entries(
         check.numbers("y", y), check.numbers("bounds", bounds), n, block, _entries(table).data_ptr(), len(table), world,
         codes.data_ptr(), codes.shape[1], *rng.native_key(), *given, *shared.native_key(), native.threads(),
@@ -57,7 +57,7 @@ def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int)
         return NotImplemented
     width = packed_bytes(count, code_bits(table))
     received = _side_by_side(received, width)
-    sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8)
+    sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8, device="cpu")
     native.c.sum_entries(
         received.data_ptr(), world, width, count, _entries(table).data_ptr(), len(table), bits, sums.data_ptr(),
         native.threads(),
@@ -90,4 +90,4 @@ def _side_by_side(received: Tensor, width: int) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _entries(table: tuple[int, ...]) -> Tensor:
     """T as float32, kept for as long as its address is used."""
-    return torch.tensor(table, dtype=torch.float32)
+    return torch.tensor(table, dtype=torch.float32, device="cpu")

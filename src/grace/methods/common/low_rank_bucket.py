@@ -45,7 +45,7 @@ class LowRankPlan:
         self.kernels = LowRankMany(self.sides)
         self.into = Sums([sizes[i] for i in self.dense], memory=False)
         self.back = Sums([sizes[i] for i in self.dense], memory=True)
-        self.zeros = torch.zeros(max((sizes[i] for i in self.dense), default=0))
+        self.zeros = torch.zeros(max((sizes[i] for i in self.dense), default=0), dtype=torch.float32, device="cpu")
         self.parts, self.places = Parts(tuple(range(len(sides))), tuple(sent)), begins(sent)
         self.rights = [r * l for _, l, r in self.sides]
         self.lefts = begins([r * m for m, _, r in self.sides])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.compute import backends, native
+from grace.compute.host import host_int64
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
@@ -51,10 +52,12 @@ class ProjectionPlan(LowRankPlan):
         self.bases = begins([s * r for s, _, r in shapes])
         self.factors = begins([side * r for _, side, r in shapes])
         self.shapes = shapes
-        counts = torch.tensor([s * r for s, _, r in shapes])
+        counts = host_int64([s * r for s, _, r in shapes])
         roots = [math.sqrt(s) for s, _, _ in shapes]
-        self.up = torch.tensor(roots).repeat_interleave(counts)
-        self.down = torch.tensor([1 / root for root in roots]).repeat_interleave(counts)
+        self.up = torch.tensor(roots, dtype=torch.float32, device="cpu").repeat_interleave(counts)
+        self.down = torch.tensor([1 / root for root in roots], dtype=torch.float32, device="cpu").repeat_interleave(
+            counts
+        )
         self.finite = Table([Call(native.c.finite, (ROWS, m * l, THREADS), 0) for m, l, _ in self.sides])
 
 

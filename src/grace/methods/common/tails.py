@@ -54,7 +54,7 @@ def find_threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio:
     """As :func:`threshold`, such that at least the largest magnitude exceeds it; None if that is zero or not finite, or if
     there is none.
     """
-    top = a.max() if a.numel() else torch.tensor(0.0)
+    top = a.max() if a.numel() else torch.tensor(0.0, dtype=torch.float32, device="cpu")
     if not 0 < float(top) < math.inf:
         return None
     eta = threshold(a, ratio, stages, dist, first_ratio)

@@ -59,5 +59,5 @@ def check(one: Subject, profile: Profile) -> Held:
     for method in one.all:
         for xs in (make_some(one), make_workers(UGLY["zeros"], max(2, one.least_world))):
             own_randomness(method, xs)
-    said = one.core.facts(torch.empty(SHAPE, device="meta")).deterministic
+    said = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32)).deterministic
     return Held("as declared; global generators untouched", "deterministic" if said else "random")

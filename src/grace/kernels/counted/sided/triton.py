@@ -63,7 +63,7 @@ class _Lists:
         pairs = [number for pair in zip(sizes, begins, strict=True) for number in pair]
         self.rooms = many.numbers((_Lists, sizes, "rooms"), lambda: pairs, torch.int64).view(-1, 2)
         self.places = torch.zeros(sum(wide), dtype=torch.int64, device=many.device)
-        self.numbers = torch.zeros(sum(wide), device=many.device)
+        self.numbers = torch.zeros(sum(wide), device=many.device, dtype=torch.float32)
         self.sums = Many(sizes, (), (), many.device)
         rows = self.numbers.split(wide)
         self.sums.point([row[None, :room] for row, room in zip(rows, sizes, strict=True)])
