@@ -248,7 +248,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     """
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
-    headers = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
+    headers = _view_as(sealed[:, :HEADER], torch.int32).view(-1)
     if not on_host(sealed.device):
         good, bad = header_of(True, step), header_of(False, step)
         finite, legal = headers == good, (headers == good) | (headers == bad)

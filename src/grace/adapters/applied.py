@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from grace.adapters.optimizer_steps import Held, listen, living, stepping
+from grace.adapters.optimizer_steps import HeldParameters, listen, living, stepping
 from grace.flags.capturing import capturing
 from grace.run.session import Session
 
@@ -40,7 +40,7 @@ class Applied:
         optimizer: torch.optim.Optimizer | None = None,
     ):
         self._sessions, self._parameters = sessions, dict(parameters)
-        self._held = Held({p: name for name, p in parameters.items()})
+        self._held = HeldParameters({p: name for name, p in parameters.items()})
         self._trained: set[str] = set()  # held by an optimizer
         self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._wrappers: weakref.WeakSet[torch.optim.Optimizer] = (

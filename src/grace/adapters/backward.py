@@ -1,13 +1,31 @@
-"""When a backward pass begins, and ends."""
+"""When a gradient has come, when a backward pass begins, and when it ends."""
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Arrivals(Protocol):
+    """Hears of gradients."""
+
+    def arrive(self, name: str) -> None:
+        """Notes that a backward pass has accumulated into this gradient."""
+
+
+def on_arrival(listener: weakref.ref[Arrivals], name: str) -> Callable[[Tensor], None]:
+    """A hook for ``register_post_accumulate_grad_hook`` that keeps no listener alive."""
+
+    def arrive(_: Tensor) -> None:
+        if (one := listener()) is not None:
+            one.arrive(name)
+
+    return arrive
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> bool:

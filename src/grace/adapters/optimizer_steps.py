@@ -55,7 +55,7 @@ def living() -> Iterator[torch.optim.Optimizer]:
             yield thing
 
 
-class Held:
+class HeldParameters:
     """Which of some parameters an optimizer holds.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from grace.contract.method import Method
 from grace.run.debts import Debts
 
-Held = tuple[Method[Any], Any]
+MethodState = tuple[Method[Any], Any]
 
 
 class Unapplied:
@@ -27,7 +27,7 @@ class Unapplied:
     __slots__ = ("_again", "_before", "_owed")
 
     def __init__(self) -> None:
-        self._before: dict[str, Held] = {}
+        self._before: dict[str, MethodState] = {}
         self._owed: dict[str, tuple[Tensor, int | None]] = {}  # what a debt was before it was paid, and its instalments
         self._again: dict[str, int] = {}  # exchanges, where there was more than one
 
@@ -37,7 +37,7 @@ class Unapplied:
     def __contains__(self, name: str) -> bool:
         return name in self._before
 
-    def note(self, name: str, held: Held, owed: Debts) -> int:
+    def note(self, name: str, held: MethodState, owed: Debts) -> int:
         """A tensor is about to be exchanged, with this method and state. The number of its exchanges that wait, with this."""
         if name in self._before:
             self._again[name] = count = self._again.get(name, 1) + 1
@@ -51,7 +51,7 @@ class Unapplied:
         """Whether any of these had a debt, which their means may have paid."""
         return not self._owed.keys().isdisjoint(names)
 
-    def drop(self, names: Collection[str], states: dict[str, Held], owed: Debts) -> int:
+    def drop(self, names: Collection[str], states: dict[str, MethodState], owed: Debts) -> int:
         """Puts back what these tensors had before, as far as they wait: how many exchanges of a tensor are undone, at most."""
         undone = 0
         for name in names:
@@ -77,8 +77,9 @@ class Unapplied:
 
     def apply(self, name: str) -> None:
         """The means of this tensor count as applied."""
-        for each in (self._before, self._owed, self._again):
-            each.pop(name, None)  # type: ignore[attr-defined]
+        self._before.pop(name, None)
+        self._owed.pop(name, None)
+        self._again.pop(name, None)
 
     def clear(self) -> None:
         """All means were applied."""
