@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ class Arrivals(Protocol):
         """Notes that a backward pass has accumulated into this gradient."""
 
 
-def on_arrival(listener: weakref.ref[Arrivals], name: str) -> Callable[[Tensor], None]:
+L = TypeVar("L", bound=Arrivals)
+
+
+def on_arrival(listener: weakref.ref[L], name: str) -> Callable[[Tensor], None]:
     """A hook for ``register_post_accumulate_grad_hook`` that keeps no listener alive."""
 
     def arrive(_: Tensor) -> None:

@@ -7,6 +7,7 @@ another order on each rank. On a GPU the thread has a stream of its own, too.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 import weakref
@@ -66,6 +67,7 @@ class OptimizerHandle(Regrouping):
     ):
         self._parameters = name_trained(optimizer, named_parameters)
         refuse_ddp(self._parameters)
+        self.refuse_shared(self._parameters)
         refuse_in_backward(self._parameters)
         knobs: dict[str, object] = {
             "bucket_mb": options.bucket_bytes / 2**20,
@@ -388,13 +390,17 @@ class OptimizerHandle(Regrouping):
         Raises:
             ConfigurationError: names one of them.
         """
-        taken = {p for handle in cls.at_work for p in handle._known}
-        for name, p in named.items():
-            if p in taken:
-                raise ConfigurationError(
-                    f"{name!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
-                    "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
-                )
+        for last in (False, True):
+            taken = {p for handle in cls.at_work for p in handle._known}
+            shared = next((name for name, p in named.items() if p in taken), None)
+            if shared is None:
+                return
+            if not last:
+                gc.collect()  # an optimizer that was dropped may wait for this
+        raise ConfigurationError(
+            f"{shared!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
+            "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
+        )
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -140,7 +140,7 @@ def find_in_ddp(named: Mapping[str, Tensor]) -> list[str]:
 
 
 def is_split(p: Tensor) -> bool:
-    """Whether this parameter is a DTensor, which its own wrapper takes care of."""
+    """Tells a DTensor, which its own wrapper takes care of, from other parameters, of any shape."""
     return type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor"
 
 
