@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.errors import PayloadError
 from grace.compute.launching import signed
+from grace.errors import PayloadError
 from grace.flags.capturing import step_word
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
