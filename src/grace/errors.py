@@ -106,6 +106,10 @@ class ReplicasWarning(GraceWarning):
     """Replicas differed, and were repaired."""
 
 
+class EnvironmentWarning(GraceWarning):
+    """An environment variable that Grace does not read, but whose name is nearly that of one that it does."""
+
+
 class KernelsWarning(GraceWarning):
     """The native kernels are not there: what runs is slower."""
 

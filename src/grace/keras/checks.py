@@ -26,8 +26,8 @@ def check_model(model: Any) -> None:
         raise ConfigurationError("the model is not compiled: model.compile(optimizer, loss) first, then attach")
     if not model.built or not all(layer.built for layer in model._flatten_layers()):
         raise ConfigurationError(
-            "the model is not built, so that its variables have no shapes yet: give it a keras.Input layer, call "
-            "model.build(shape), or call it once on a batch; then attach"
+            "the model is not built, so that its variables have no shapes yet: call it once on a batch, model(x), or give it "
+            "a keras.Input layer; then attach. model.build(shape) gives a subclassed model no weights"
         )
     if not model.trainable_variables:
         raise ConfigurationError("the model has no trainable variable: there is nothing to exchange")
