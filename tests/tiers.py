@@ -40,7 +40,7 @@ TIERS = {
         "tests/laws/test_triton",
     ),
     "doors": ("tests/adapters/", "tests/distributed/", "tests/grace_dl/", "tests/unit/transports/test_mpi.py"),
-    "laws": ("tests/fidelity/",),
+    "laws": ("tests/fidelity/", "tests/laws/test_defaults.py"),
     "bench-test": ("tests/benchmarks/", "tests/additions/", "tests/unit/grace_bench/", "tests/docs/test_site.py"),
 }
 _TIER_BY_PATH = {start: tier for tier, starts in TIERS.items() for start in starts}

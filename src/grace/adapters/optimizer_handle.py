@@ -7,6 +7,7 @@ another order on each rank. On a GPU the thread has a stream of its own, too.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 import weakref
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from grace.adapters.backward import on_arrival
 from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import read_choice
 from grace.adapters.pending_gradient import placeholder
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
+from grace.adapters.trained import list_replicated, name_trained, refuse_ddp, refuse_in_backward
 from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
@@ -64,6 +66,8 @@ class OptimizerHandle(Regrouping):
     ):
         self._parameters = name_trained(optimizer, named_parameters)
         refuse_ddp(self._parameters)
+        self.refuse_shared(self._parameters)
+        refuse_in_backward(self._parameters)
         knobs: dict[str, object] = {
             "bucket_mb": options.bucket_bytes / 2**20,
             "backward_passes_per_step": backward_passes_per_step,
@@ -86,7 +90,7 @@ class OptimizerHandle(Regrouping):
         self._begin()
         me = weakref.ref(self)
         hooks = [
-            p.register_post_accumulate_grad_hook(_on_arrival(me, name))  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(on_arrival(me, name))  # type: ignore[no-untyped-call]
             for name, p in self._parameters.items()
         ]
         self._own = type(optimizer)
@@ -377,23 +381,17 @@ class OptimizerHandle(Regrouping):
         Raises:
             ConfigurationError: names one of them.
         """
-        taken = {p for handle in cls.at_work for p in handle._known}
-        for name, p in named.items():
-            if p in taken:
-                raise ConfigurationError(
-                    f"{name!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
-                    "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
-                )
-
-
-def _on_arrival(handle: weakref.ref[OptimizerHandle], name: str) -> Callable[[Tensor], None]:
-    """A hook that keeps no handle alive."""
-
-    def arrive(_: Tensor) -> None:
-        if (one := handle()) is not None:
-            one.arrive(name)
-
-    return arrive
+        for last in (False, True):
+            taken = {p for handle in cls.at_work for p in handle._known}
+            shared = next((name for name, p in named.items() if p in taken), None)
+            if shared is None:
+                return
+            if not last:
+                gc.collect()  # an optimizer that was dropped may wait for this
+        raise ConfigurationError(
+            f"{shared!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
+            "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
+        )
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,9 @@ from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.sharded_choice import read_sharded_choice, site_between_replicas, site_of_rows
 from grace.adapters.sharded_rows import half_of_dense, is_plain, plan_rows, whole_rows
+from grace.adapters.trained import refuse_in_backward
+from grace.adapters.unexchanged import Unexchanged, refuse_foreign
+from grace.adapters.unsharded import REMEDY, check_sharded
 from grace.adapters.weights import Weights, read_weights
 from grace.auto.settings import Auto
 from grace.auto.site import Site
@@ -75,6 +78,7 @@ class ShardedHandle(Choosing, Handle):
         options: Options,
         *,
         axes: Axes = _NO_AXES,
+        ignored: Collection[Tensor] = (),
         optimizer: torch.optim.Optimizer | None = None,
         transport: str | Transport | None = "auto",
     ):
@@ -89,6 +93,12 @@ class ShardedHandle(Choosing, Handle):
                 f"on_difference={options.on_difference!r}: no rank has the whole of a sharded model; legal: 'error'"
             )
         groups = find_groups(model)
+        left_out = check_sharded(model, ignored)
+        trained = {piece.name: piece.inside.sharded_param for group in groups for piece in group.pieces}
+        refuse_in_backward(trained)
+        refuse_foreign(
+            optimizer, [*model.parameters(), *trained.values()], "made after fully_shard of model.parameters()"
+        )
         self._model, self._groups, self._pieces = (
             model,
             groups,
@@ -128,6 +138,9 @@ class ShardedHandle(Choosing, Handle):
         self._fast: Session | None = None
         self._weights: Weights | None = None
         self._hooked: Hooked | None = Hooked(groups, model)
+        self._unexchanged = Unexchanged(
+            model, trained, left_out, apart=lambda: False, remedy=REMEDY, optimizer=optimizer, session=self._session
+        )
         try:
             if fast is not None:
                 self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
@@ -386,6 +399,7 @@ class ShardedHandle(Choosing, Handle):
         if self._hooked is not None:
             self._hooked.restore()
             self._hooked = None
+            self._unexchanged.close()
             self._passes.close()
             self._end_run()
             self._close()
@@ -415,10 +429,13 @@ class ShardedDoor:
         scaler: torch.amp.GradScaler | None,
         transport: str | Transport | None,
         axes: Axes = _NO_AXES,
+        ignored: Collection[Tensor] = (),
     ) -> ShardedHandle:
         """See :class:`grace.adapters.doors.Door`."""
         if scaler is not None:
             raise ConfigurationError(
                 "attach: scaler= is for DistributedDataParallel; a sharded model is reduced in float32 or bfloat16"
             )
-        return ShardedHandle(model, method, options, axes=axes, optimizer=optimizer, transport=transport)
+        return ShardedHandle(
+            model, method, options, axes=axes, ignored=ignored, optimizer=optimizer, transport=transport
+        )

@@ -7,7 +7,8 @@ its own, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import weakref
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,8 @@ from grace.adapters.doors import register_door
 from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import list_replicated
+from grace.adapters.trained import list_replicated, refuse_in_backward
+from grace.adapters.unexchanged import Unexchanged, refuse_foreign
 from grace.adapters.wrappers import explain_wrapper
 from grace.auto.settings import Auto
 from grace.contract.method import Method
@@ -41,6 +43,11 @@ from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.transports.base import Transport, describe
 from grace.transports.choose import transport_beside
+
+_NEW = (
+    "Call handle.detach(), wrap the module anew with them, and attach again; or leave them out on purpose, before wrapping: "
+    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
+)
 
 
 class _Ticket:
@@ -69,6 +76,8 @@ class DDPHandle(Regrouping):
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         OptimizerHandle.refuse_shared(trained)
+        refuse_in_backward(trained)
+        refuse_foreign(optimizer, model.module.parameters(), "as torch.optim.SGD(model.parameters(), lr)")
         self._hook = Hook.on(model)
         if self._hook.handler is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
@@ -104,6 +113,11 @@ class DDPHandle(Regrouping):
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
         self._watching = False
         self._left_out = [(name, p) for name, p in named.items() if not p.requires_grad]
+        self._unexchanged = Unexchanged(
+            model.module, trained, model.parameters_to_ignore, apart=_find_apart(model), remedy=_NEW,
+            optimizer=optimizer, session=self._session,
+        )  # fmt: skip
+        self._unexchanged.watch()
         self._hook.handler = self
 
     def _settings(self) -> Settings | None:
@@ -195,6 +209,7 @@ class DDPHandle(Regrouping):
 
     def _raise(self) -> None:
         self._watching = False
+        self._unexchanged.exchanged()
         self._waits.__exit__(None, None, None)
         self._waits = nullcontext()
         error, self._error = self._session.error or self._error, None
@@ -245,6 +260,7 @@ class DDPHandle(Regrouping):
         alike = [*model.module.parameters(), *model.module.buffers()]
         said = self._regroup(transport_beside(model.process_group, transport), alike, self._optimizer)
         self._hook, hook.handler = hook, self
+        self._unexchanged.apart = _find_apart(model)
         return said
 
     def detach(self) -> None:
@@ -252,12 +268,24 @@ class DDPHandle(Regrouping):
         if self._hook.handler is not self:
             return
         self._hook.handler = None
+        self._unexchanged.close()
         self._lane.close()
         self._session.close()
 
     def _check_attached(self) -> None:
         if self._hook.handler is not self:
             raise GraceError("this handle is detached; attach again")
+
+
+def _find_apart(model: DistributedDataParallel) -> Callable[[], bool]:
+    """A function that tells whether gradients stay with this rank now, as under ``no_sync``. It keeps no model alive."""
+    wrapper = weakref.ref(model)
+
+    def apart() -> bool:
+        one = wrapper()
+        return one is None or not one.require_backward_grad_sync
+
+    return apart
 
 
 @register_door("ddp")
