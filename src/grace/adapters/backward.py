@@ -1,10 +1,11 @@
-"""When a gradient has come, and when a backward pass ends."""
+"""When a gradient has come, when a backward pass begins, and when it ends."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,3 +38,18 @@ def at_end_of_backward(callback: Callable[[], None]) -> bool:
     except RuntimeError:  # outside of a backward pass: in DistributedDataParallel's join()
         return False
     return True
+
+
+def find_tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a model returns: in lists, tuples, mappings and dataclasses."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from find_tensors(value)
+    elif isinstance(output, list | tuple | set):
+        for value in output:
+            yield from find_tensors(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from find_tensors(getattr(output, field.name, None))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.backward import on_arrival
-from grace.adapters.optimizer_steps import Held, listen
+from grace.adapters.optimizer_steps import HeldParameters, listen
 from grace.adapters.trained import find_in_ddp, is_split
 from grace.errors import ConfigurationError, UnexchangedWarning, stack_level
 from grace.run.session import Session
@@ -77,7 +77,7 @@ class Unexchanged:
         self._model, self._exchanged, self._ignored = weakref.ref(model), exchanged, frozenset(ignored)
         self.apart, self._remedy, self._session = apart, remedy, session
         self._given = None if optimizer is None else weakref.ref(optimizer)
-        self._known = Held({p: name for name, p in exchanged.items()})
+        self._known = HeldParameters({p: name for name, p in exchanged.items()})
         self._of: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Trained] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
         self._arrived: set[str] = set()  # whose gradients have come since the last exchange
