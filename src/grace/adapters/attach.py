@@ -99,7 +99,7 @@ def attach(
 
     Warns (rank 0):
         OptimizerWarning: the method diverges with this optimizer, or has special needs and was not given the optimizer.
-        UncompressedWarning: no tensor of the model gets the method.
+        UncompressedWarning: no tensor of the model gets the method, or it goes between machines and there is one.
     """
     if not isinstance(optimizer, torch.optim.Optimizer | None):
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")

@@ -98,11 +98,12 @@ class LocalSteps(Choosing):
         self._begin_auto(auto)
         self._check_optimizer()
         self._averaged = False  # the gradients of the coming step of the warm-up
-        self._hooks: list[RemovableHandle] = []
+        self._hook: RemovableHandle | None = None
+        self._hook_before: RemovableHandle | None = None
         if automatic:
+            self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
             if warmup_steps:
-                self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-            self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.step()))
+                self._hook_before = optimizer.register_step_pre_hook(self._before_step)
         self._open = True
         self._at_work.add(optimizer)
 
@@ -333,8 +334,9 @@ class LocalSteps(Choosing):
             return
         self._open = False
         self._at_work.discard(self._optimizer)
-        for hook in self._hooks:
-            hook.remove()
+        for hook in (self._hook, self._hook_before):
+            if hook is not None:
+                hook.remove()
         self._end_run()
         self._session.close()
 

@@ -69,6 +69,11 @@ class DDPHandle(Regrouping):
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         OptimizerHandle.refuse_shared(trained)
+        if getattr(model, "mixed_precision", None) is not None:
+            raise ConfigurationError(
+                "attach: this model was made with DistributedDataParallel(mixed_precision=...), which reduces gradients by a "
+                "communication hook of its own; legal: DistributedDataParallel without it, under torch.autocast"
+            )
         self._hook = Hook.on(model)
         if self._hook.handler is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
