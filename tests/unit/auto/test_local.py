@@ -58,10 +58,10 @@ class Modelled(LocalSteps):
 
 def test_a_round_is_what_is_measured(link: dict[str, float]) -> None:
     def job(member: Any, rank: int) -> Modelled:
-        handle = Modelled(member, link, warmup_steps=3)
+        handle = Modelled(member, link)
         handle.train(30)
         handle.sync()  # in the middle of a window, before an evaluation
-        handle.train(4 * 40)
+        handle.train(4 * 60)
         return handle
 
     one, other = both(job)
