@@ -106,6 +106,10 @@ class ReplicasWarning(GraceWarning):
     """Replicas differed, and were repaired."""
 
 
+class UnexchangedWarning(GraceWarning):
+    """Parameters that are trained without an exchange of their gradients: each rank trains its own. It comes on each rank."""
+
+
 class KernelsWarning(GraceWarning):
     """The native kernels are not there: what runs is slower."""
 

@@ -266,6 +266,20 @@ class Squares(Identity):
         out.add_(wire.abs().sqrt() * wire.sign(), alpha=scale)
 
 
+# ---- rows -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class FirstScale(QSGD):
+    """Rounds every row to a grid as coarse as the first two of them need, which wires and decoder agree on."""
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        if len(rows) == 1:
+            return QSGD.encode_(self, rows, rng, memory, rest)
+        unit = rows[:2].abs().max() / 4
+        return QSGD.encode_(self, (rows / unit).round() * unit, rng, memory, rest)
+
+
 # ---- law 5: exact recovery ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SmallestK(TopK):

@@ -64,6 +64,12 @@ def payload(method: Any) -> None:
     laws.payload(mutants.compressor_of(method), normal(3, 50)(0))
 
 
+def rows(method: Any) -> None:
+    laws.rows_stand_alone(
+        mutants.compressor_of(method), normal(5, 50)(0) * torch.tensor([[1.0], [30], [0.1], [2], [9]])
+    )
+
+
 def summable(method: Any) -> None:
     laws.summable(mutants.compressor_of(method), normal(3, 50)(0))
 
@@ -134,6 +140,12 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (traffic, mutants.Unsure(TOPK), "traffic: None"),
     (traffic, Allgather(mutants.Slim()), "traffic: rank 0 declares"),
     (payload, Allgather(mutants.Slim()), "payload: 4 bytes declared, 5 encoded"),
+    (rows, Allgather(own.MixesRows()), "rows: decoded with the others, the wire of row 1 of 5"),
+    (
+        rows,
+        Allgather(mutants.FirstScale(**QSGD)),
+        "rows: row [0-9] of 5 (minus its rest|breaks a bound|is biased)",
+    ),
     (summable, Allreduce(mutants.Squares()), "summable: the sum of wires decodes"),
     (exact, Allgather(mutants.SmallestK(ratio=0.02)), "exact recovery: off by"),
     (fused, mutants.Neighborly(NONE), "fused:"),
@@ -217,6 +229,12 @@ def test_sound_methods_pass_where_mutants_fail(name: str):
         law(method)
     for law in (randomness, state, nonfinite, failure, scatter):
         law(method)
+
+
+def test_rows_of_sound_methods_stand_alone():
+    rows(Allgather(own.KeepsRowsApart()))
+    for name in ("topk", "none", "qsgd"):
+        rows(mutants.SOUND[name])
 
 
 def test_the_laws_pass_for_a_sound_powersgd():

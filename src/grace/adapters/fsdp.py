@@ -184,7 +184,7 @@ def find_groups(model: nn.Module) -> list[ParameterGroup]:
     for module in model.modules():
         if not hasattr(module, "_get_fsdp_state"):
             continue
-        for inside in _groups_of(module):
+        for inside in groups_of(module):
             if not hasattr(inside.mesh_info, "shard_mesh_size"):
                 raise ConfigurationError(
                     "this model is replicated by replicate(), not sharded: use DistributedDataParallel and grace.attach"
@@ -236,7 +236,8 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _groups_of(module: nn.Module) -> list[Any]:
+def groups_of(module: nn.Module) -> list[Any]:
+    """Torch's groups of parameters of a module that was given to ``fully_shard``."""
     state = module._get_fsdp_state()  # type: ignore[operator]
     if hasattr(state, "_fsdp_param_groups"):  # several since torch 2.12
         return list(state._fsdp_param_groups)
@@ -245,7 +246,7 @@ def _groups_of(module: nn.Module) -> list[Any]:
 
 def _refuse_custom(inside: Any, place: str) -> None:
     kind = type(inside._reduce_scatter_comm).__name__
-    if kind == "GradientReduceScatter":
+    if kind == "GradientReduceScatter" or isinstance(inside._all_reduce_hook, _Alone):
         raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
     policy = inside.mp_policy
     for p in inside.fsdp_params:
@@ -354,8 +355,11 @@ class Hooked:
         """The reduce-scatter of each group is ``scatter(group, rows, out)`` from now on: sums, which torch divides."""
         for group in self._groups:
             inside = group.inside
-            inside._reduce_scatter_comm = GradientReduceScatter(self._bind(scatter, group))
-            inside.force_sum_reduction_for_comms = True
+            if group.shards.size() > 1:
+                inside._reduce_scatter_comm = GradientReduceScatter(self._bind(scatter, group))
+                inside.force_sum_reduction_for_comms = True
+            elif inside._all_reduce_hook is None:  # torch scatters nothing to one rank, and divides before this
+                inside._all_reduce_hook = _Alone(self._bind(scatter, group))
 
     def average_replicas_by(self, average: Callable[[ParameterGroup, Tensor], None]) -> None:
         """Torch reduces over shards only, and ``average(group, flat)`` replaces each flat shard ``[sum of c]`` by the mean
@@ -395,6 +399,16 @@ class Hooked:
             for name, value in had.items():
                 setattr(group.inside, name, value)
             del group.inside.post_backward  # the class has torch's
+
+
+class _Alone:
+    """Takes the place of a reduce-scatter among one rank."""
+
+    def __init__(self, scatter: Callable[[Tensor, Tensor], None]):
+        self._scatter = scatter
+
+    def __call__(self, flat: Tensor) -> None:
+        self._scatter(flat.clone(), flat)
 
 
 class _Partial:

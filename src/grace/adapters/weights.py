@@ -194,8 +194,15 @@ class Weights:
                 target.copy_(theirs)
                 continue
             rows = target.new_zeros(target.shape, dtype=torch.float32)
+            known = [rank for rank, fine in enumerate(flags) if fine is not False]  # what others sent means nothing
+            some = len(known) < len(flags)
             with Refusals() as refusals:
-                compressor.decompress_add_(theirs, rows, 1.0, peer.shared(compressor.id).fork(index))
+                filled = rows[known] if some else rows
+                compressor.decompress_add_(
+                    theirs[known] if some else theirs, filled, 1.0, peer.shared(compressor.id).fork(index)
+                )
+            if some:
+                rows[known] = filled
             for row, fine in zip(rows, flags, strict=True):
                 fill_unless_(and_(fine, refusals.ok), row, math.nan)
             target.copy_(rows)

@@ -313,8 +313,8 @@ class Controller:
         elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
             self._scout()  # one step may have met a stall
         else:
-            trial.pairs.append((usual, median))
-            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f}: much slower")
+            words = f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f} before it: much slower"
+            self._close(won=False, words=words)
 
     def _begin_pair(self) -> None:
         self._pair = {}
@@ -333,7 +333,8 @@ class Controller:
             self.spent += max(0, theirs - kept) * self._block_steps()
         verdict = trial.verdict(plain=plain)
         if kept and theirs * CAP[1] > kept * CAP[0] and trial.better <= trial.worse:  # else it may have been a stall
-            self._close(won=False, words="much slower")
+            words = f"much slower in the last pair, {theirs / 1e6:.1f} ms a step beside {kept / 1e6:.1f}"
+            self._close(won=False, words=words)
         elif verdict is not None:
             gives_way = ", and what is not faster gives way" if plain and verdict and trial.gain < YIELD else ""
             self._close(won=verdict, words=trial.outcome + gives_way)

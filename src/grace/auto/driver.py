@@ -29,6 +29,7 @@ from grace.auto.proposals import propose, propose_again
 from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
+from grace.auto.trial import measured_gain
 from grace.errors import ConfigurationError, GraceWarning, stack_level
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timings
@@ -363,15 +364,15 @@ class Driver:
 
     @property
     def values(self) -> dict[str, float]:
-        """For logs: the number of the plan, how many times as fast as the better baseline it was, and what was spent."""
+        """For logs: the number of the plan, its measured gain over the better baseline if there is one, and what was spent."""
         controller = self.controller
         if controller is None:
             return {}
         share = sum(self.spent.values()) / self.elapsed
         found = {"auto/plan": float(controller.current), "auto/spent_share": share}
-        base, mine = controller.measured.get(0), controller.measured.get(controller.current)
-        if base and mine:
-            found["auto/speedup"] = base / mine
+        gain = measured_gain(controller.trials, controller.current, range(controller.baselines))
+        if gain is not None:
+            found["auto/speedup"] = gain.median
         return found
 
     def explain(self) -> Explanation:

@@ -17,7 +17,7 @@ from grace.communicators.hierarchical import INSIDE
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, TransportError
 from grace.flags.capturing import capturing
 from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
@@ -304,7 +304,12 @@ class Session(Switching, Keeping):
         """Runs what counts."""
         if self._checked is not None:
             self._checked.step = self.worker.step
-        result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
+        try:
+            result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
+        except TransportError as error:
+            text, *rest = error.args
+            error.args = (f"{text} This rank had made {self.worker.step} steps.", *rest)
+            raise
         self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return result
 

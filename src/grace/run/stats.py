@@ -27,6 +27,8 @@ class Stats:
     collectives: how many of each kind there were, and the bytes of their buffers.
     nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator without the last step.
     beside: of what else is exchanged for the same model, along other axes; only :attr:`ratio` counts it.
+    dropped: steps whose means, or some of them, nobody has applied: what they changed of the memories was undone. It is known
+        when the next step begins.
     """
 
     world: int
@@ -38,6 +40,7 @@ class Stats:
     exposed_seconds: float = 0.0
     cpu_seconds: float = 0.0
     nonfinite: int = 0
+    dropped: int = 0
     collectives: dict[str, Tally] = field(default_factory=dict)
     by_axis: dict[str, Traffic] = field(default_factory=dict)
     beside: tuple[Stats, ...] = ()
@@ -100,4 +103,5 @@ class Stats:
             "exchange_seconds_per_step": self.exchange_seconds / steps,
             "exposed_seconds_per_step": self.exposed_seconds / steps,
             "nonfinite": self.nonfinite,
+            "dropped": self.dropped,
         }

@@ -15,6 +15,7 @@ from grace.verify.subject import Subject
 
 T = TypeVar("T")
 SHAPE = (48, 32)  # of most inputs: large enough to be compressed, and quick
+ROWS = (1, 2, 5)  # that are compressed together
 
 
 def make_workers(make: Make, world: int) -> list[Tensor]:

@@ -21,6 +21,7 @@ from grace.verify.laws.losing_nothing import nothing_lost
 from grace.verify.laws.nonfinite import nonfinite_is_agreed
 from grace.verify.laws.randomness import own_randomness, ranks_draw_apart
 from grace.verify.laws.recovery import exact_recovery
+from grace.verify.laws.rows import rows_stand_alone
 from grace.verify.laws.saving import state_survives
 from grace.verify.laws.wires import payload, summable
 from grace.verify.running import (
@@ -64,6 +65,7 @@ __all__ = [
     "ranks_draw_apart",
     "remembers",
     "rest_is_free",
+    "rows_stand_alone",
     "run",
     "same_bits",
     "scatter_conserves",
