@@ -26,6 +26,8 @@ class Stats:
     cpu_seconds: processor time of the exchanging thread outside of collectives: codec and copies.
     collectives: how many of each kind there were, and the bytes of their buffers.
     nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator without the last step.
+    dropped: steps whose means, or some of them, nobody has applied: what they changed of the memories was undone. It is known
+        when the next step begins.
     """
 
     world: int
@@ -37,6 +39,7 @@ class Stats:
     exposed_seconds: float = 0.0
     cpu_seconds: float = 0.0
     nonfinite: int = 0
+    dropped: int = 0
     collectives: dict[str, Tally] = field(default_factory=dict)
     by_axis: dict[str, Traffic] = field(default_factory=dict)
     overlaps: bool = False  # whether exchanges run beside training, and the adapter says what is exposed
@@ -92,4 +95,5 @@ class Stats:
             "exchange_seconds_per_step": self.exchange_seconds / steps,
             "exposed_seconds_per_step": self.exposed_seconds / steps,
             "nonfinite": self.nonfinite,
+            "dropped": self.dropped,
         }
