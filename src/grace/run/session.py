@@ -167,7 +167,7 @@ class Session(Switching, Keeping):
         """Warns of what was hardly intended, on all ranks alike."""
         policy.check_names(self.like.keys())
         if self.rank == 0:
-            warn_uncompressed(policy, self.like)
+            warn_uncompressed(policy, self.like, self.world)
 
     # ---- exchanges --------------------------------------------------------------------------------------------------
     def exchange(
