@@ -103,8 +103,8 @@ def _check_named(model: Any, optimizer: Any) -> None:
 def _check_built(model: Any) -> None:
     if not model.built or not all(layer.built for layer in model._flatten_layers()):
         raise ConfigurationError(
-            "the model is not built, so that its variables have no shapes yet: give it a keras.Input layer, call "
-            "model.build(shape), or call it once on a batch; then attach"
+            "the model is not built, so that its variables have no shapes yet: call it once on a batch, model(x), or give it "
+            "a keras.Input layer; then attach. model.build(shape) gives a subclassed model no weights"
         )
 
 

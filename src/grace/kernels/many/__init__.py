@@ -165,7 +165,9 @@ class Many:
         return self.streams[t].fork(salt)
 
     def keys(self, salt: int, *, own: bool = False) -> Tensor:
-        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`, or with ``own`` of :meth:`own_stream`."""
+        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`, or with ``own`` of
+        :meth:`own_stream`.
+        """
         stream = self.own_stream if own else self.shared_stream
 
         def make() -> list[int]:
