@@ -1,8 +1,8 @@
 """Random rotations of blocks, and codes of rotated blocks: centroids of the normal distribution and one scale.
 
 A wire ``[b, w]`` of :func:`encode_rotated` holds a row's scales (float32 ``[nb]``), then its codes, packed. One that was
-rotated in private begins with the key of its sender's stream (two words of 32 bits): who decodes it draws the signs from that stream,
-at its own step, and needs to know neither the sender nor the hop.
+rotated in private begins with the key of its sender's stream (two words of 32 bits): who decodes it draws the signs
+from that stream, at its own step, and needs to know neither the sender nor the hop.
 
 Letters: b rows of n numbers; blocks of h = 2**j numbers, nb = ceil(n/h) of them per row, the last one shorter; H is
 Sylvester's Hadamard matrix over sqrt(h), D the random signs of a stream, the same for all rows, and R = H D; W workers.
