@@ -23,7 +23,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from grace.errors import PayloadError, StepMismatch
+from grace.errors import InputError, PayloadError, StepMismatch
 from grace.flags.finite import Flag, on_host
 from grace.flags.refusals import refuse_unless
 
@@ -181,11 +181,19 @@ class Gathered(Sequence[Tensor]):
         rows: ``[W, s]`` uint8, contiguous rows.
         at: the byte of a row where the sealed wire begins.
         width: bytes of the wire. dtype: of its numbers.
+
+    Raises:
+        InputError: other rows, or shorter ones.
     """
 
     __slots__ = ("_at", "_rows", "_views", "dtype", "pointers", "width")
 
     def __init__(self, rows: Tensor, at: int, width: int, dtype: torch.dtype = torch.uint8):
+        if rows.dtype is not torch.uint8 or rows.stride(1) != 1 or at + HEADER + width > rows.shape[1]:
+            raise InputError(
+                f"wires of {width} bytes at byte {at + HEADER} must lie in rows uint8 [W, s], bytes side by side, "
+                f"got {rows.dtype} {list(rows.shape)} {rows.stride()}"
+            )
         self._rows, self._at, self.width, self.dtype = rows, at, width, dtype
         self._views: list[Tensor] | None = None
         first, step = rows.data_ptr() + at + HEADER, rows.stride(0)

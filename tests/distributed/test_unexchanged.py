@@ -339,6 +339,16 @@ def test_what_no_fully_shard_has_is_named(pair: Pool) -> None:
     pair.run(adapters)
 
 
+def sees_nothing(rank: int, world: int) -> None:
+    with mock.patch("grace.adapters.sharded.check_sharded", return_value=[]), pytest.raises(AssertionError):
+        adapters(rank, world)
+
+
+@fsdp2
+def test_a_check_that_sees_nothing_is_caught(pair: Pool) -> None:
+    pair.run(sees_nothing)
+
+
 def one_worker(rank: int, world: int) -> None:
     """It counts steps, and gives the means that it gives elsewhere: what a method sends, the rest next time."""
 

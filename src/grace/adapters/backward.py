@@ -1,23 +1,27 @@
-"""When a gradient has come, and when a backward pass ends."""
+"""When a gradient has come, when a backward pass begins, and when it ends."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 
-class Arrivals(Protocol):
+class ArrivalListener(Protocol):
     """Hears of gradients."""
 
     def arrive(self, name: str) -> None:
         """Notes that a backward pass has accumulated into this gradient."""
 
 
-def on_arrival(listener: weakref.ref[Arrivals], name: str) -> Callable[[Tensor], None]:
+L = TypeVar("L", bound=ArrivalListener)
+
+
+def on_arrival(listener: weakref.ref[L], name: str) -> Callable[[Tensor], None]:
     """A hook for ``register_post_accumulate_grad_hook`` that keeps no listener alive."""
 
     def arrive(_: Tensor) -> None:
@@ -34,3 +38,18 @@ def at_end_of_backward(callback: Callable[[], None]) -> bool:
     except RuntimeError:  # outside of a backward pass: in DistributedDataParallel's join()
         return False
     return True
+
+
+def find_tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a model returns: in lists, tuples, mappings and dataclasses."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from find_tensors(value)
+    elif isinstance(output, list | tuple | set):
+        for value in output:
+            yield from find_tensors(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from find_tensors(getattr(output, field.name, None))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +20,9 @@ class BucketHandler(Protocol):
 
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds its buffer once the means are in it."""
+
+    def forwarded(self, output: Any) -> None:
+        """The model has made this of a batch."""
 
 
 class Hook:
@@ -45,12 +49,18 @@ class Hook:
                 model.register_comm_hook(hook, _call)
             except RuntimeError as error:
                 raise ConfigurationError(f"this model already has a communication hook of its own: {error}") from error
+            model.register_forward_hook(hook)
             cls.of[model] = hook
         return hook
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         """A copied or pickled model has no handler, and the default group, as in DistributedDataParallel itself."""
         return Hook, ()
+
+    def __call__(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Torch calls this after each forward pass. Where it compiles the wrapper, nothing is done."""
+        if self.handler is not None and not torch.compiler.is_compiling():
+            self.handler.forwarded(output)
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:
         """Hands a bucket of gradients to the handler; without one it is averaged as DistributedDataParallel would."""

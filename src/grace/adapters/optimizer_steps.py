@@ -6,6 +6,7 @@ Torch calls global hooks around the ``step()`` of every ``torch.optim.Optimizer`
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class Listener(Protocol):
-    """Hears of steps as long as it lives."""
+    """Hears of steps as long as it lives. One that has ``will_step(optimizer)`` hears of them before, too."""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes note that this optimizer has stepped: those of its parameters that had a gradient have moved."""
@@ -44,7 +45,17 @@ def stepping() -> Iterator[torch.optim.Optimizer]:
             yield optimizer
 
 
-class Held:
+def living() -> Iterator[torch.optim.Optimizer]:
+    """All optimizers that there are. torch keeps no list of them; objects refer to their class. It takes long."""
+    classes = [torch.optim.Optimizer]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    for thing in gc.get_referrers(*classes):
+        if issubclass(type(thing), torch.optim.Optimizer) and hasattr(thing, "param_groups"):
+            yield thing
+
+
+class HeldParameters:
     """Which of some parameters an optimizer holds.
 
     Args:
@@ -75,6 +86,9 @@ class Held:
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _drop(optimizer)  # a step that has raised has not ended
     _under_way.append(weakref.ref(optimizer))
+    for one in tuple(_listeners):
+        if (will_step := getattr(one, "will_step", None)) is not None:
+            will_step(optimizer)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grace.adapters.applied import Applied
 from grace.adapters.axes import Axes, names_held, resolve
 from grace.adapters.choosing import Choosing
 from grace.adapters.doors import register_door
@@ -144,6 +145,10 @@ class ShardedHandle(Choosing, Handle):
         try:
             if fast is not None:
                 self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
+            named = {plain_name(name): p for name, p in model.named_parameters()}
+            sessions = [session for session in (self._session, self._fast) if session is not None]
+            held = {name for session in sessions for name in session.like}
+            self._applied = Applied(sessions, {name: p for name, p in named.items() if name in held}, optimizer)
             self._begin_auto(auto)
             if compressor is not None:
                 self._weights = Weights(groups, compressor, options, transport, lambda: self._session.worker.step)
@@ -151,6 +156,7 @@ class ShardedHandle(Choosing, Handle):
         except BaseException as error:
             self._close(error)
             raise
+        self.stats.beside = tuple(session.stats for session in self._sessions()[1:])
         self._check_optimizer()
         if self._replicated:
             self._hooked.average_replicas_by(self._average)
@@ -183,8 +189,10 @@ class ShardedHandle(Choosing, Handle):
 
     @property
     def axes(self) -> dict[str, Stats]:
-        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there."""
-        out = {"replicate" if self._replicated else "shard": self.stats}
+        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there.
+        ``stats.ratio`` is that of all of them.
+        """
+        out = {"replicate" if self._replicated else "shard": replace(self.stats, beside=())}
         if self._fast is not None:
             out["shard"] = self._fast.stats
         if self._weights is not None:
@@ -306,11 +314,14 @@ class ShardedHandle(Choosing, Handle):
         if self._passes.begin():
             if self.error is not None:
                 raise self.error
+            self._applied.look()
+            self._applied.settle()
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             self._began()
             if self._fast is not None:
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
+        self._applied.hand_out(piece.name for piece in group.pieces if piece.name in self._names)
         error: Exception | None = None
         new = [piece.name for piece in group.pieces if piece.name not in self._pieces]
         if flat.dtype not in DTYPES:
@@ -330,6 +341,7 @@ class ShardedHandle(Choosing, Handle):
     def _end(self) -> None:
         if self.error is not None:
             return
+        self._applied.end()
         with self._leaving():
             self._session.advance()
             if self._driver is not None:

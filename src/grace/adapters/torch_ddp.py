@@ -19,7 +19,8 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.backward import at_end_of_backward
+from grace.adapters.applied import Applied
+from grace.adapters.backward import at_end_of_backward, find_tensors
 from grace.adapters.choosing import read_choice
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
@@ -76,6 +77,11 @@ class DDPHandle(Regrouping):
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         OptimizerHandle.refuse_shared(trained)
+        if getattr(model, "mixed_precision", None) is not None:
+            raise ConfigurationError(
+                "attach: this model was made with DistributedDataParallel(mixed_precision=...), which reduces gradients by a "
+                "communication hook of its own; legal: DistributedDataParallel without it, under torch.autocast"
+            )
         refuse_in_backward(trained)
         refuse_foreign(optimizer, model.module.parameters(), "as torch.optim.SGD(model.parameters(), lr)")
         self._hook = Hook.on(model)
@@ -104,6 +110,7 @@ class DDPHandle(Regrouping):
             )
         )
         self._optimizer, self._scaler, self._trained = optimizer, scaler, list(trained.values())
+        self._applied = Applied([self._session], trained, optimizer)
         self._begin_auto(auto)
         self._check_optimizer()
         self._lane = lane_for(next(iter(trained.values())).device)
@@ -124,10 +131,20 @@ class DDPHandle(Regrouping):
         return None if self._optimizer is None else read_settings(self._optimizer)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
+    def forwarded(self, output: Any) -> None:
+        """Looks, when the backward pass of this output begins, which gradients were dropped before."""
+        if self._applied.undecided:
+            applied = self._applied
+            for x in find_tensors(output):
+                if x.grad_fn is not None:
+                    x.grad_fn.register_prehook(lambda _: applied.look())
+
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
             self._watching = at_end_of_backward(self._on_backward_end)
+            if self._session.error is None:
+                self._applied.settle()
             if self._watching:
                 self._session.replicas.note_parameters(self._trained)
             if self._optimizer is not None:
@@ -143,6 +160,7 @@ class DDPHandle(Regrouping):
             self._fail(error)
         ticket = _Ticket(buffer, set(gradients))
         last = bucket.is_last()
+        self._applied.hand_out(gradients)
         self._comes(gradients)
         self._lane.submit(lambda: self._job(ticket, gradients, last))
         if not self._watching:  # this rank has joined early, and gives zeros while others go on
@@ -213,6 +231,7 @@ class DDPHandle(Regrouping):
         self._waits.__exit__(None, None, None)
         self._waits = nullcontext()
         error, self._error = self._session.error or self._error, None
+        self._applied.end()
         if error is not None:
             raise error
         if (optimizer := self._optimizer) is not None:
@@ -255,6 +274,7 @@ class DDPHandle(Regrouping):
         self._hook.handler = None
         self._lane.drain()
         self._tickets, self._error, self._watching, self._waits = [], None, False, nullcontext()
+        self._applied.forget()
         for p in self._trained:
             p.grad = None
         alike = [*model.module.parameters(), *model.module.buffers()]

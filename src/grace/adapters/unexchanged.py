@@ -10,13 +10,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.backward import on_arrival
-from grace.adapters.optimizer_steps import Held, listen
+from grace.adapters.optimizer_steps import HeldParameters, listen
 from grace.adapters.trained import find_in_ddp, is_split
 from grace.errors import ConfigurationError, UnexchangedWarning, stack_level
 from grace.run.session import Session
@@ -34,6 +35,19 @@ _TWICE = (
     "make all passes but the last under no_sync(), forward and backward"
 )
 _NEW = "they are no part of what was wrapped and attached. {}"
+
+
+@dataclass(slots=True)
+class _Trained:
+    """Parameters that one optimizer trains, of any shapes, by name: those that are exchanged, and those that nobody exchanges.
+
+    sizes: of its groups of parameters, by which new parameters are noticed. seen: exchanges made when it last stepped.
+    """
+
+    sizes: list[int]
+    held: Mapping[str, Tensor]
+    strangers: Mapping[str, Tensor]
+    seen: int
 
 
 class Unexchanged:
@@ -63,13 +77,11 @@ class Unexchanged:
         self._model, self._exchanged, self._ignored = weakref.ref(model), exchanged, frozenset(ignored)
         self.apart, self._remedy, self._session = apart, remedy, session
         self._given = None if optimizer is None else weakref.ref(optimizer)
-        self._known = Held({p: name for name, p in exchanged.items()})
-        self._strangers: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[list[int], dict[str, Tensor]]]
-        self._strangers = weakref.WeakKeyDictionary()
+        self._known = HeldParameters({p: name for name, p in exchanged.items()})
+        self._of: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Trained] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
         self._arrived: set[str] = set()  # whose gradients have come since the last exchange
         self._exchanges = 0
-        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._hooks: dict[str, RemovableHandle] = {}
         self._open = True
         listen(self)
@@ -103,16 +115,17 @@ class Unexchanged:
         """Names what this optimizer has changed, and was not exchanged; see :mod:`grace.adapters.optimizer_steps`."""
         if not self._open:
             return
-        held = self._known.by(optimizer)
+        trained = self._find(optimizer)
+        held = trained.held
         if self._arrived and held:
-            lost = self._seen.get(optimizer, 0) == self._exchanges
+            lost = trained.seen == self._exchanges
             come = held if lost and len(self._hooks) < len(self._exchanged) else self._arrived
             self._name({name: p for name, p in held.items() if name in come}, _LOST if lost else _TWICE)
             self._arrived.difference_update(held)
-        if strangers := self._find_strangers(optimizer):
-            self._name(strangers, _NEW.format(self._remedy))
+        if trained.strangers:
+            self._name(trained.strangers, _NEW.format(self._remedy))
         if held:
-            self._seen[optimizer] = self._exchanges
+            trained.seen = self._exchanges
             if self._given is None or self._given() is optimizer:
                 self._session.replicas.count_optimizer_step()
 
@@ -127,33 +140,34 @@ class Unexchanged:
                 stacklevel=stack_level(),
             )
 
-    def _find_strangers(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """What this optimizer trains and nobody exchanges, by name."""
+    def _find(self, optimizer: torch.optim.Optimizer) -> _Trained:
+        """Sorts what this optimizer trains; remembered until it has other parameters."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        known = self._strangers.get(optimizer)
-        if known is None or known[0] != sizes:
-            known = self._strangers[optimizer] = (sizes, self._sort_out(optimizer))
-        return known[1]
+        known = self._of.get(optimizer)
+        if known is None or known.sizes != sizes:
+            held, seen = self._known.by(optimizer), 0 if known is None else known.seen
+            known = self._of[optimizer] = _Trained(sizes, held, self._find_strangers(optimizer, held.values()), seen)
+        return known
 
-    def _sort_out(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        model, held = self._model(), self._known.by(optimizer).values()
+    def _find_strangers(self, optimizer: torch.optim.Optimizer, held: Iterable[Tensor]) -> dict[str, Tensor]:
+        model = self._model()
         if model is None:
             return {}
         mine, given = set(held), self._given is not None and self._given() is optimizer
         named = {p: name for name, p in model.named_parameters()}
-        found: dict[str, Tensor] = {}
+        strangers: dict[str, Tensor] = {}
         for number, group in enumerate(optimizer.param_groups):
             for place, p in enumerate(group["params"]):
                 if p in mine or named.get(p) in self._ignored or is_split(p):
                     continue
                 if p in named:
-                    found[named[p]] = p
+                    strangers[named[p]] = p
                 elif given:
-                    found[f"group{number}.{place}, of shape {tuple(p.shape)} and in no model that is attached"] = p
-        if given and any(p not in named for p in found.values()):  # it may train several models, each with its exchange
-            elsewhere = find_in_ddp({name: p for name, p in found.items() if p not in named})
-            found = {name: p for name, p in found.items() if name not in elsewhere}
-        return found
+                    strangers[f"group{number}.{place}, of shape {tuple(p.shape)} and in no model that is attached"] = p
+        if given and any(p not in named for p in strangers.values()):  # it may train other models, which exchange
+            elsewhere = find_in_ddp({name: p for name, p in strangers.items() if p not in named})
+            strangers = {name: p for name, p in strangers.items() if name not in elsewhere}
+        return strangers
 
     def close(self) -> None:
         """Names nothing from now on."""
@@ -183,13 +197,13 @@ def refuse_foreign(optimizer: torch.optim.Optimizer | None, parameters: Iterable
     """
     if optimizer is None:
         return
-    mine = set(parameters)
+    of_model = set(parameters)
     held = [
         (names[place] if (names := group.get("param_names")) else f"group{number}.{place} of shape {tuple(p.shape)}", p)
         for number, group in enumerate(optimizer.param_groups)
         for place, p in enumerate(group["params"])
     ]
-    if held and not any(p in mine for _, p in held):
+    if held and not any(p in of_model for _, p in held):
         raise ConfigurationError(
             f"optimizer= trains {list_names(name for name, _ in held)}, and no parameter of this model: it is of another "
             f"model, or was made before the model's parameters were replaced. Give the one of this model, {optimizes}; or "

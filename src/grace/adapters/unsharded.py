@@ -44,13 +44,16 @@ def check_sharded(model: nn.Module, ignored: Collection[Tensor]) -> list[str]:
     managed = {(id(info.module), info.param_name) for info in infos}
     for info in infos:
         managed |= {(id(m), name) for m, name in zip(info.shared_modules, info.shared_param_names, strict=True)}
-    mine, purpose, outside, later = {id(p) for p in ignored}, [], [], []
+    apart = {id(p) for p in ignored}
+    purpose: list[str] = []
+    outside: list[str] = []
+    later: list[str] = []
     for place, module in model.named_modules():
         for own, p in module.named_parameters(recurse=False):
             if (id(module), own) in managed or is_split(p):
                 continue
             name = f"{place}.{own}" if place else own
-            if id(p) in mine:
+            if id(p) in apart:
                 purpose.append(name)
             elif p.requires_grad:
                 parts = place.split(".")

@@ -83,9 +83,8 @@ def encode(
     rest_at = None if rest is None else numbers("rest", rest, shape)
     b = shape[0]
     wire = new_wire(b, layout.width)
-    finite = kernel(
-        at, memory_at, rest_at, b, *layout.sizes, wire.data_ptr(), *layout.tail, *more, torch.get_num_threads()
-    )
+    place_at = native.address("wire", wire, _UINT8, b * layout.width)
+    finite = kernel(at, memory_at, rest_at, b, *layout.sizes, place_at, *layout.tail, *more, torch.get_num_threads())
     if finite < 0:
         raise MemoryError(f"kernels: no memory to encode rows of {list(shape)}")
     return wire, finite != 0

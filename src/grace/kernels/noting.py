@@ -128,7 +128,11 @@ class Table:
         # [T, arguments]
         self._words = torch.tensor([self._row(i) for i in range(len(calls))], dtype=torch.int64, device=_CPU)
         self.results = torch.empty(len(calls), dtype=torch.int64, device=_CPU)
-        self._sizes = (self._words.data_ptr(), *self._words.shape, self.results.data_ptr())
+        self._sizes = (
+            native.address("words", self._words, torch.int64, self._words.numel()),
+            *self._words.shape,
+            native.address("results", self.results, torch.int64, len(calls)),
+        )
 
     def _row(self, i: int) -> list[int]:
         call = self._calls[i]

@@ -303,7 +303,8 @@ def _settle(
 
 def _fits(memory: Tensor, x: Tensor) -> bool:
     """Whether a memory can be added to x number by number."""
-    return memory.shape == x.shape and memory.dtype is torch.float32 and memory.is_contiguous()
+    same = memory.shape == x.shape and memory.is_cpu == x.is_cpu
+    return same and memory.dtype is torch.float32 and memory.is_contiguous()
 
 
 def _are_plain(xs: Sequence[Tensor], peers: Peers, targets: Sequence[Tensor] | None = None) -> bool:

@@ -130,7 +130,7 @@ class HorovodTransport:
             return
         self._closed = True
         if self._store is not None:
-            why = f"{type(error).__name__}: {error}" if error else "it has ended without an error"
+            why = f"{type(error).__name__}: {error}" if error else "it has ended without an error, after fewer steps"
             with contextlib.suppress(RuntimeError):  # the store has gone with its keeper
                 self._store.set(f"{self._prefix}/{self.rank}", f"{self._begun}:{why}")
                 self._store.add(f"{self._prefix}/left", 1)

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from grace.adapters.optimizer_steps import Held, listen, stepping
+from grace.adapters.optimizer_steps import HeldParameters, listen, stepping
 
 
 class Ear:
@@ -94,7 +94,7 @@ def test_a_step_that_has_raised_is_forgotten_by_the_next():
 
 def test_what_an_optimizer_holds():
     mine, other, late = leaf(), leaf(), leaf()
-    held = Held({mine: "mine", late: "late"})
+    held = HeldParameters({mine: "mine", late: "late"})
     optimizer = sgd(mine, other)
     assert held.by(optimizer) == {"mine": mine}
     optimizer.add_param_group({"params": [late]})

@@ -491,3 +491,22 @@ def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
             continue
         with contextlib.suppress(ConfigurationError):  # legal beside another knob only
             assert grace.method(name, **{field.name: value}) == made, field.name
+
+
+    ("make", "said"),
+    [
+        (lambda: grace.Policy("topk"), r"rules='topk' is no list of rules.*Policy\.of"),
+        (lambda: grace.Policy({"*": "topk"}), r"no list of rules.*Policy\.of.*\[\('\*', 'topk'\)\]"),
+        (lambda: grace.method("topk:k=10"), r"unknown knob of topk 'k'.*ratio=0\.01, the share that is kept"),
+        (lambda: grace.method("topk:start=-1"), r"^a method: start=-1 is out of range"),
+        (lambda: grace.method("topk:machine=0"), r"^a method: machine=0 is out of range"),
+        (lambda: grace.method(grace.TopK), r"got the class TopK\n"),
+    ],
+)
+def test_an_error_speaks_of_what_was_written(make, said):
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_other_names_of_one_bit():
+    assert grace.method("1bit") == grace.method("1BitSGD") == grace.method("onebit")

@@ -18,8 +18,9 @@ native.declare("forget_sent", P, P, P, P, N, I)
 def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: Tensor) -> Any:
     if not _plain(x, memory, out):
         return NotImplemented
-    n, u, at = x.numel(), check.numbers("memory", memory, out.shape), check.numbers("out", out)
-    v, x_at = u + 4 * n, check.numbers("x", x, out.shape[1:])
+    n, both = x.numel(), (2, *x.shape)
+    u, at, x_at = check.numbers("memory", memory, both), check.numbers("out", out, both), check.numbers("x", x)
+    v = u + 4 * n
     return native.c.accelerate(x_at, u, v, momentum, nesterov, at, at + 4 * n, n, native.threads())
 
 

@@ -44,8 +44,11 @@ def rotate_norms(rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Ten
     if b != 1 or n == 0:
         return NotImplemented
     norms = torch.empty(1, block_count(n, block), dtype=torch.float32, device="cpu")
-    x, e, y = check.same_shape(rows, memory, out)
-    finite = native.c.rotate_norms(x, e, y, n, block, norms.data_ptr(), *rng.native_key(), native.threads())
+    x, e, _ = check.same_shape(rows, memory, None)
+    y = check.numbers("out", out, rows.shape)
+    finite = native.c.rotate_norms(
+        x, e, y, n, block, check.numbers("norms", norms), *rng.native_key(), native.threads()
+    )
     return norms, bool(finite)
 
 
@@ -74,7 +77,7 @@ def _rotate(rows: Tensor, block: int, way: int, key: tuple[Any, Any, int]) -> An
     if rows.dtype is not torch.float32 or rows.numel() == 0 or not rows.is_contiguous():
         return NotImplemented
     out, (b, n) = torch.empty_like(rows), rows.shape
-    native.c.rotate(rows.data_ptr(), out.data_ptr(), b, n, block, way, *key, native.threads())
+    native.c.rotate(check.numbers("rows", rows), check.numbers("out", out), b, n, block, way, *key, native.threads())
     return out
 
 
@@ -85,12 +88,15 @@ def _book(bits: int) -> Tensor:
     return torch.cat((-half.flip(0), half))
 
 
+def _book_at(bits: int) -> Any:
+    return P(native.address("centroids", _book(bits), torch.float32, 1 << bits))
+
+
 @functools.lru_cache(LAYOUTS)
 def _encode_layout(n: int, bits: int, block: int, unbiased: bool) -> Layout:
-    book = P(_book(bits).data_ptr())
-    return Layout(rotated_bytes(n, bits, block), n, block, book, I(bits), I(not unbiased))
+    return Layout(rotated_bytes(n, bits, block), n, block, _book_at(bits), I(bits), I(not unbiased))
 
 
 @functools.lru_cache(LAYOUTS)
 def _decode_layout(n: int, bits: int, block: int) -> Layout:
-    return Layout(rotated_bytes(n, bits, block), n, block, P(_book(bits).data_ptr()), I(bits))
+    return Layout(rotated_bytes(n, bits, block), n, block, _book_at(bits), I(bits))

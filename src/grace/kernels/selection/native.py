@@ -42,7 +42,7 @@ def take_topk(
         torch.empty(b, k, dtype=torch.int32, device="cpu"),
     )
     tensors = check.same_shape(rows, memory, rest)
-    done = native.c.topk(*tensors, b, n, k, narrow, index.data_ptr(), sent.data_ptr(), native.threads())
+    done = native.c.topk(*tensors, b, n, k, narrow, *_outputs(index, sent, b * k), native.threads())
     if done < 0:
         raise MemoryError(f"kernels: no memory to select {k} numbers of {n}")
     return index, sent, bool(done)
@@ -75,6 +75,10 @@ def _key(bound: float, strict: bool) -> int:
     return bits + strict
 
 
+def _outputs(index: Tensor, sent: Tensor, count: int) -> tuple[int, int]:
+    return native.address("index", index, torch.int32, count), native.address("sent", sent, torch.float32, count)
+
+
 def _take_above(
     row: Tensor, key: int, narrow: bool, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, Tensor, bool]:
@@ -86,7 +90,7 @@ def _take_above(
             torch.empty(room, dtype=torch.float32, device="cpu"),
         )
         k = native.c.above(
-            *(*where, n, key, narrow, room, index.data_ptr(), sent.data_ptr()), ctypes.byref(finite), native.threads()
+            *(*where, n, key, narrow, room, *_outputs(index, sent, room)), ctypes.byref(finite), native.threads()
         )
         if k < 0:
             raise MemoryError(f"kernels: no memory to select from {n} numbers")

@@ -40,7 +40,8 @@ def _statistic(kind: int, rows: Tensor, block: int, dtype: torch.dtype) -> Any:
         return NotImplemented
     b, n = rows.shape
     out = torch.empty(b, block_count(n, block), dtype=dtype, device="cpu")
-    native.c.block_statistics(rows.data_ptr(), b, n, block, kind, out.data_ptr(), native.threads())
+    at, into = native.address("rows", rows, torch.float32, b * n), native.address("out", out, dtype, out.numel())
+    native.c.block_statistics(at, b, n, block, kind, into, native.threads())
     return out
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.compute import backends
+from grace.compute import backends, native
 from grace.contract.loan import succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
@@ -81,7 +81,7 @@ class LowRankBucket:
         for alike in plan.alike:
             rows = unit_rows(torch.cat([qs[t].mT for t in alike]))
             held.append(rows)
-            at = rows.data_ptr()
+            at = native.address("factors", rows, torch.float32, sum(plan.rights[t] for t in alike))
             for t in alike:
                 rights[t] = at
                 at += 4 * plan.rights[t]
