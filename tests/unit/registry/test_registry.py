@@ -493,6 +493,7 @@ def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
             assert grace.method(name, **{field.name: value}) == made, field.name
 
 
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: grace.Policy("topk"), r"rules='topk' is no list of rules.*Policy\.of"),
