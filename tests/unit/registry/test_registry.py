@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -314,7 +316,7 @@ def test_a_knob_that_layers_share():
 def test_the_level_of_a_wrapper_can_be_spelled():
     made = grace.method("qsgd:lossless=zlib,lossless.level=6")
     assert made == grace.Allgather(grace.Lossless(grace.QSGD(), "zlib", 6))
-    assert grace.spell(made) == "qsgd:lossless=zlib,lossless.level=6"
+    assert grace.spell(made) == "qsgd:bits=4,lossless=zlib,lossless.level=6"
 
 
 @pytest.mark.parametrize(
@@ -461,6 +463,34 @@ def test_packages_that_are_broken_harm_nobody_else():
         grace.method("broken")
     with pytest.raises(ConfigurationError, match="loads, but does not register a method named 'silent'"):
         grace.method("silent")
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        ("qsgd", "qsgd:bits=4", "qsgd:levels=7", "QSGD:bucket=256"),
+        ("qsgd:bits=2", "qsgd:levels=1"),
+        ("qsgd:memory=residual", "qsgd:bits=4,memory=residual"),
+        ("atomo", "atomo:ratio=0.01"),
+        ("gspar", "gspar:ratio=0.01"),
+        ("topk", "topk:ratio=0.01", "topk:communicator=allgather,memory=residual"),
+    ],
+)
+def test_what_sends_the_same_bytes_is_one_method_with_one_spelling(specs: tuple[str, ...]) -> None:
+    assert len({grace.method(spec) for spec in specs}) == 1
+    assert len({grace.spell(grace.method(spec)) for spec in specs}) == 1
+
+
+@pytest.mark.parametrize("name", grace.methods())
+def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
+    made = grace.method(name)
+    core = grace.layers(made)[-1]
+    for field in dataclasses.fields(type(core)):
+        value = field.default
+        if value is None or value is dataclasses.MISSING or not isinstance(value, (bool, int, float, str)):
+            continue
+        with contextlib.suppress(ConfigurationError):  # legal beside another knob only
+            assert grace.method(name, **{field.name: value}) == made, field.name
 
 
 @pytest.mark.parametrize(
