@@ -75,15 +75,15 @@ def _measure_variance(method: Method[Any], xs: Sequence[Tensor], draws: int) -> 
     return float(torch.stack(means).double().var(0).sum())
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    for method in one.all:
-        for xs in (make_some(one), make_workers(UGLY["zeros"], max(2, one.least_world))):
+    for method in subject.all:
+        for xs in (make_some(subject), make_workers(UGLY["zeros"], max(2, subject.least_world))):
             own_randomness(method, xs)
-    facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
+    facts = subject.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     declared = "deterministic" if facts.deterministic else f"random, {facts.randomness}"
     words = "as declared; global generators untouched"
-    ratio = independence(one.core, normal(*SHAPE)(0)) if one.least_world == 1 else None
+    ratio = independence(subject.core, normal(*SHAPE)(0)) if subject.least_world == 1 else None
     if ratio is not None:
         words += f"; the mean of 8 equal gradients varies {ratio / 8:.2g} times as much as one"
     return Held(words, declared)
