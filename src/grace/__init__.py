@@ -26,6 +26,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.contract.wrapping import layers
+from grace.environment import warn_misspelt as _warn_misspelt
 from grace.errors import (
     DivergenceWarning,
     GraceError,
@@ -103,3 +104,4 @@ __all__ = [
 __all__ += _communicators.__all__
 __all__ += _memories.__all__
 __all__ += _methods.__all__
+_warn_misspelt()

@@ -143,6 +143,10 @@ def refused(rank: int, world: int) -> None:
     hooked.register_comm_hook(None, _other_hook)
     with pytest.raises(ConfigurationError, match="hook of its own"):
         grace.attach(hooked, "topk")
+    mixed = DistributedDataParallel(nn.Linear(2, 2))
+    mixed.mixed_precision = object()  # what torch keeps of its argument
+    with pytest.raises(ConfigurationError, match=r"mixed_precision=\.\.\..*torch\.autocast"):
+        grace.attach(mixed, "topk")
     with pytest.raises(CompositionError, match="granularity='parameter'"):
         grace.attach(model(), "powersgd", granularity="model")
     with pytest.raises(ConfigurationError, match="granularity='layer'"):

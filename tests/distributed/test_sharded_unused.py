@@ -172,3 +172,19 @@ def freezes(rank: int, world: int, kind: str) -> None:
 def test_parameters_may_be_frozen_later_and_are_named_where_unfrozen(four: Pool, kind: str) -> None:
     four.run(freezes, kind)
     four.retire()  # a backward pass has failed half-way
+
+
+def chooses(rank: int, world: int) -> None:
+    """Steps of a part of the model are no measure to ``auto``, which begins with the first whole one."""
+    net = make("fsdp", False, nested=False)
+    handle = grace.attach(net, "auto:methods=(bf16)")
+    buckets = handle._driver.buckets  # type: ignore[attr-defined]
+    train(net, "adamw", rank, steps=4)
+    assert handle._driver.buckets is buckets  # type: ignore[attr-defined]
+    assert handle._driver._listening is None  # type: ignore[attr-defined]
+    assert handle.error is None
+    handle.detach()
+
+
+def test_auto_does_not_measure_parts_of_a_model(pair: Pool) -> None:
+    pair.run(chooses)

@@ -104,7 +104,7 @@ def attach(
 
     Warns (rank 0):
         OptimizerWarning: the method diverges with this optimizer, or has special needs and was not given the optimizer.
-        UncompressedWarning: no tensor of the model gets the method.
+        UncompressedWarning: no tensor of the model gets the method, or it goes between machines and there is one.
 
     Warns (each rank):
         UnexchangedWarning: a parameter is trained, and its gradient not exchanged; at once, where that can be seen, or when an

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 
-class Arrivals(Protocol):
+class ArrivalListener(Protocol):
     """Hears of gradients."""
 
     def arrive(self, name: str) -> None:
         """Notes that a backward pass has accumulated into this gradient."""
 
 
-L = TypeVar("L", bound=Arrivals)
+L = TypeVar("L", bound=ArrivalListener)
 
 
 def on_arrival(listener: weakref.ref[L], name: str) -> Callable[[Tensor], None]:

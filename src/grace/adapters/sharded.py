@@ -156,6 +156,7 @@ class ShardedHandle(Choosing, Handle):
         except BaseException as error:
             self._close(error)
             raise
+        self.stats.beside = tuple(session.stats for session in self._sessions()[1:])
         self._check_optimizer()
         if self._replicated:
             self._hooked.average_replicas_by(self._average)
@@ -188,8 +189,10 @@ class ShardedHandle(Choosing, Handle):
 
     @property
     def axes(self) -> dict[str, Stats]:
-        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there."""
-        out = {"replicate" if self._replicated else "shard": self.stats}
+        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there.
+        ``stats.ratio`` is that of all of them.
+        """
+        out = {"replicate" if self._replicated else "shard": replace(self.stats, beside=())}
         if self._fast is not None:
             out["shard"] = self._fast.stats
         if self._weights is not None:

@@ -77,6 +77,11 @@ class DDPHandle(Regrouping):
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         OptimizerHandle.refuse_shared(trained)
+        if getattr(model, "mixed_precision", None) is not None:
+            raise ConfigurationError(
+                "attach: this model was made with DistributedDataParallel(mixed_precision=...), which reduces gradients by a "
+                "communication hook of its own; legal: DistributedDataParallel without it, under torch.autocast"
+            )
         refuse_in_backward(trained)
         refuse_foreign(optimizer, model.module.parameters(), "as torch.optim.SGD(model.parameters(), lr)")
         self._hook = Hook.on(model)

@@ -127,7 +127,7 @@ def find_in_ddp(named: Mapping[str, Tensor]) -> list[str]:
     just making, and Python raises a SystemError where such a tuple is referred to when it is finished.
     """
     names = {p: name for name, p in named.items()}
-    classes, found = [DistributedDataParallel], []
+    classes, exchanged = [DistributedDataParallel], []
     for kind in classes:
         classes += kind.__subclasses__()
     for thing in gc.get_referrers(*classes):
@@ -135,8 +135,8 @@ def find_in_ddp(named: Mapping[str, Tensor]) -> list[str]:
             continue
         for name, p in thing.module.named_parameters():
             if p in names and name not in thing.parameters_to_ignore:
-                found.append(names[p])
-    return found
+                exchanged.append(names[p])
+    return exchanged
 
 
 def is_split(p: Tensor) -> bool:

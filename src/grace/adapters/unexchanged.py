@@ -155,19 +155,19 @@ class Unexchanged:
             return {}
         mine, given = set(held), self._given is not None and self._given() is optimizer
         named = {p: name for name, p in model.named_parameters()}
-        found: dict[str, Tensor] = {}
+        strangers: dict[str, Tensor] = {}
         for number, group in enumerate(optimizer.param_groups):
             for place, p in enumerate(group["params"]):
                 if p in mine or named.get(p) in self._ignored or is_split(p):
                     continue
                 if p in named:
-                    found[named[p]] = p
+                    strangers[named[p]] = p
                 elif given:
-                    found[f"group{number}.{place}, of shape {tuple(p.shape)} and in no model that is attached"] = p
-        if given and any(p not in named for p in found.values()):  # it may train several models, each with its exchange
-            elsewhere = find_in_ddp({name: p for name, p in found.items() if p not in named})
-            found = {name: p for name, p in found.items() if name not in elsewhere}
-        return found
+                    strangers[f"group{number}.{place}, of shape {tuple(p.shape)} and in no model that is attached"] = p
+        if given and any(p not in named for p in strangers.values()):  # it may train other models, which exchange
+            elsewhere = find_in_ddp({name: p for name, p in strangers.items() if p not in named})
+            strangers = {name: p for name, p in strangers.items() if name not in elsewhere}
+        return strangers
 
     def close(self) -> None:
         """Names nothing from now on."""
@@ -197,13 +197,13 @@ def refuse_foreign(optimizer: torch.optim.Optimizer | None, parameters: Iterable
     """
     if optimizer is None:
         return
-    mine = set(parameters)
+    of_model = set(parameters)
     held = [
         (names[place] if (names := group.get("param_names")) else f"group{number}.{place} of shape {tuple(p.shape)}", p)
         for number, group in enumerate(optimizer.param_groups)
         for place, p in enumerate(group["params"])
     ]
-    if held and not any(p in mine for _, p in held):
+    if held and not any(p in of_model for _, p in held):
         raise ConfigurationError(
             f"optimizer= trains {list_names(name for name, _ in held)}, and no parameter of this model: it is of another "
             f"model, or was made before the model's parameters were replaced. Give the one of this model, {optimizes}; or "

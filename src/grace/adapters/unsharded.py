@@ -44,7 +44,7 @@ def check_sharded(model: nn.Module, ignored: Collection[Tensor]) -> list[str]:
     managed = {(id(info.module), info.param_name) for info in infos}
     for info in infos:
         managed |= {(id(m), name) for m, name in zip(info.shared_modules, info.shared_param_names, strict=True)}
-    mine = {id(p) for p in ignored}
+    apart = {id(p) for p in ignored}
     purpose: list[str] = []
     outside: list[str] = []
     later: list[str] = []
@@ -53,7 +53,7 @@ def check_sharded(model: nn.Module, ignored: Collection[Tensor]) -> list[str]:
             if (id(module), own) in managed or is_split(p):
                 continue
             name = f"{place}.{own}" if place else own
-            if id(p) in mine:
+            if id(p) in apart:
                 purpose.append(name)
             elif p.requires_grad:
                 parts = place.split(".")

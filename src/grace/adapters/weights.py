@@ -54,14 +54,10 @@ def read_weights(given: Any) -> Compressor | None:
             "weights='auto': what fewer bits of the weights cost in quality was measured in no run that auto could go by. "
             f"Name what they travel in; {_LEGAL}"
         )
-    compressor = given
+    compressor, remembers = given, False
     if not isinstance(given, Compressor):
         made = make_method(SHORT.get(given, given) if isinstance(given, str) else given)
-        if any(type(layer).__module__.startswith("grace.memories") for layer in layers(made)):
-            raise CompositionError(
-                f"weights={_spell(given)} has a memory, and weights are sent anew each time, with nothing to make up for; "
-                "legal: memory=none behind it"
-            )
+        remembers = any(type(layer).__module__.startswith("grace.memories") for layer in layers(made))
         compressor = find_compressor(made)
     if not isinstance(compressor, Compressor):
         raise CompositionError(f"weights={_spell(given)} has an exchange of its own; {_LEGAL}")
@@ -75,6 +71,11 @@ def read_weights(given: Any) -> Compressor | None:
     )  # fmt: skip
     if why:
         raise CompositionError(f"weights={_spell(given)} {why}; {_LEGAL}")
+    if remembers:
+        raise CompositionError(
+            f"weights={_spell(given)} has a memory, and weights are sent anew each time, with nothing to make up for; legal: "
+            "memory=none behind it"
+        )
     return None if compressor.transparent else compressor
 
 

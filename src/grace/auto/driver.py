@@ -214,6 +214,9 @@ class Driver:
         now, came, self._coming = self.clock(), tuple(self._coming), []
         period, self._last = now - self._last if self._last and self._counts else 0, now
         counts, self._counts = self._counts, True
+        if self._is_part(came):  # such a step is no measure of whole ones
+            self._last, self._exchanges = self.clock(), 0
+            return
         unheard = self._listening is None and self.controller is None  # the first step
         if unheard or not self._known_buckets(came):  # DistributedDataParallel makes its buckets anew
             self._listen(came)
@@ -228,6 +231,13 @@ class Driver:
         elif self.controller is not None:
             self._control(period, now)
         self._last = self.clock()
+
+    def _is_part(self, came: tuple[tuple[str, ...], ...]) -> bool:
+        """Whether a step has used a part of the model, where buckets are known and each goes alone."""
+        if self.site.holds or not self.site.names or self._known_buckets(came):
+            return False
+        known = [set(names) for names in self.buckets.names]
+        return all(any(set(names) <= one for one in known) for names in came)
 
     def _known_buckets(self, came: tuple[tuple[str, ...], ...]) -> bool:
         """Whether these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass

@@ -73,7 +73,8 @@ class Explanation:
     """What ``auto`` has chosen, and why. It prints as text; :meth:`save` writes what ``grace explain --run`` reads.
 
     Attributes:
-        settings: what the user said. workers, transport, cores: of the run; cores of one worker.
+        settings: what the user said. workers, transport, cores: of the run; cores of one worker. replicas: of a model that is
+            sharded among the workers of each; 1: gradients go between all workers.
         stage: "ended: ...", "measuring", or "running".
         step: of the run. chosen: number of the candidate that is used.
         candidates: plans, fp32 and bf16 among them. buckets: under the chosen one.
@@ -106,6 +107,7 @@ class Explanation:
     evidence: Mapping[str, str]
     stragglers: tuple[str, ...] = ()
     policy: str = field(default="", repr=False)
+    replicas: int = 1
 
     @property
     def spent_share(self) -> float:
@@ -175,7 +177,7 @@ class Explanation:
         return cls(**values)
 
     def __str__(self) -> str:
-        lines = [f"{self.settings}, {self.workers} workers over {self.transport}: {self._verdict()}"]
+        lines = [f"{self.settings}, {self._who()} over {self.transport}: {self._verdict()}"]
         lines += self._table()
         lines += [f"  {one.words}: {_step(one)}" for one in self.candidates]
         lines += [f"  step {step}: {text}" for step, text in self.history]
@@ -192,6 +194,11 @@ class Explanation:
         ]
         lines += [f"{method} left out: {why}." for method, why in self.left_out.items()]
         return "\n".join(lines)
+
+    def _who(self) -> str:
+        if self.replicas == 1:
+            return f"{self.workers} workers"
+        return f"{self.workers} workers, {self.replicas} replicas of {self.workers // self.replicas} shards,"
 
     def _verdict(self) -> str:
         if self.chosen is None:
@@ -254,8 +261,10 @@ def explain(driver: Driver) -> Explanation:
     stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
     told = [*known.codecs, *([model.computing] if model is not None else [])]
     used = dict.fromkeys(method for choice in driver.choices for method in choice.plan.methods)
+    world, beside = driver.session.world, driver.site.beside
     return Explanation(
-        str(driver.settings), driver.session.world, driver.session.transport, known.cores, stage, driver.session.worker.step,
+        str(driver.settings), world * (1 if beside is None else beside.world), driver.session.transport, known.cores, stage,
+        driver.session.worker.step,
         chosen, tuple(candidates), tuple(buckets), None if controller is None else controller.verified_at,
         None if model is None else model.compute,
         () if controller is None else tuple(
@@ -270,6 +279,7 @@ def explain(driver: Driver) -> Explanation:
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
+        1 if beside is None else world,
     )  # fmt: skip
 
 

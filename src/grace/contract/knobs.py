@@ -222,6 +222,8 @@ def _rule(note: Any) -> _Rule | None:
 # ---- spelling -------------------------------------------------------------------------------------------------------
 def as_call(instance: object) -> str:
     """A frozen dataclass as the call that makes it, without knobs at their defaults: ``TopK(ratio=0.02)``."""
+    if isinstance(instance, type):
+        return f"the class {instance.__name__}"
     if not dataclasses.is_dataclass(instance):
         return repr(instance)
     parts = []

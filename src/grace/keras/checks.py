@@ -43,13 +43,13 @@ def check_model(model: Any, optimizer: Any = None) -> Any:
 
 
 def find_optimizers(model: Any, *, inside: bool = False) -> dict[str, Any]:
-    """The optimizers that are attributes of a model, or in a list or dictionary there, by the names where they are found.
+    """The optimizers that are attributes of a model, or in a list or dictionary there, by the names where they are optimizers.
 
     Args:
         model: of Keras.
         inside: whether to look into the models within, too.
     """
-    found: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     for owner in model._flatten_layers() if inside else [model]:
         for name, held in vars(owner).items():
             pairs: list[tuple[str, Any]] = [(name, held)]
@@ -60,9 +60,9 @@ def find_optimizers(model: Any, *, inside: bool = False) -> dict[str, Any]:
             elif isinstance(held, dict):
                 pairs = [(f"{name}[{key!r}]", one) for key, one in held.items()]
             for own, one in pairs:
-                if isinstance(one, keras.optimizers.Optimizer) and _inner(one) not in map(_inner, found.values()):
-                    found[own if owner is model else f"{owner.name}.{own}"] = one
-    return found
+                if isinstance(one, keras.optimizers.Optimizer) and _inner(one) not in map(_inner, optimizers.values()):
+                    optimizers[own if owner is model else f"{owner.name}.{own}"] = one
+    return optimizers
 
 
 def _inner(optimizer: Any) -> Any:
@@ -103,8 +103,8 @@ def _check_named(model: Any, optimizer: Any) -> None:
 def _check_built(model: Any) -> None:
     if not model.built or not all(layer.built for layer in model._flatten_layers()):
         raise ConfigurationError(
-            "the model is not built, so that its variables have no shapes yet: give it a keras.Input layer, call "
-            "model.build(shape), or call it once on a batch; then attach"
+            "the model is not built, so that its variables have no shapes yet: call it once on a batch, model(x), or give it "
+            "a keras.Input layer; then attach. model.build(shape) gives a subclassed model no weights"
         )
 
 

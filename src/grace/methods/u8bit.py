@@ -50,8 +50,9 @@ class U8bit(Fused):
         biased; no error exceeds the number itself, nor 0.0086 s; delta = 1/B. The largest number of a block and
         zeros are exact.
     Differs from the paper:
-        the paper has one scale for a matrix. With "bnb" the largest number comes back as 0.993 of itself: delta =
-        0.9999/B.
+        the paper has one scale for a matrix. "bnb" has all values of bitsandbytes' signed dynamic map but +1.0, since a
+        code is a sign and one of 128 magnitudes, and +1.0 has no twin there. A block's largest number comes back as 0.993
+        of itself, whatever its sign; in bitsandbytes a negative one does: delta = 0.9999/B.
     Example:
         >>> method("u8bit:block=256")
         ErrorFeedback(method=Allgather(compressor=U8bit(block=256, map='tree')), beta=1.0, gamma=1.0)

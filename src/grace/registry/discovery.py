@@ -51,14 +51,9 @@ def from_file() -> Iterator[list[str]]:
     """Within, texts come from a file and not from the user: :func:`load` imports nothing, and finds only what the user has
     named in this process. The working directory does not become a part of ``sys.path``, either. Yields the list of what was
     refused, in words.
-
-    Example:
-        >>> with from_file():
-        ...     load("a_module_of_somebody:Method", "method")
-        Traceback (most recent call last):
-        grace.errors.ConfigurationError: method 'a_module_of_somebody:Method' stands in a file, and Grace does not run code ...
     """
-    token = _refused.set(refused := [])
+    refused: list[str] = []
+    token = _refused.set(refused)
     try:
         yield refused
     finally:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Size, Tensor
 
+from grace.contract.knobs import as_call
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import method as make_method
@@ -95,6 +96,14 @@ class Policy:
     """
 
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
+        given: Any = rules
+        if isinstance(given, str | Method | Mapping):
+            rest = list(given.items()) if isinstance(given, Mapping) else [("*", given)]
+            pairs = ", ".join(f"({pattern!r}, {as_call(one)})" for pattern, one in rest)
+            raise ConfigurationError(
+                f"Policy: rules={as_call(given)} is no list of rules; for one method, with small tensors uncompressed, write "
+                f'Policy.of("topk"); as rules it is Policy([{pairs}])'
+            )
         entries: list[Rule] = []
         for rule in rules:
             if isinstance(rule, tuple) and len(rule) == 2:

@@ -33,7 +33,7 @@ from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.switching import Switching
 from grace.run.worker import Worker
-from grace.transports.agreement import agree
+from grace.transports.agreement import ATTACH, agree
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.checksummed import checksummed
@@ -159,15 +159,15 @@ class Session(Switching, Keeping):
         self.groups = groups
         self.group_of = {name: group for group in groups for name in group.members}
 
-    def _agree(self, policy: Policy, seconds: float | None = None) -> None:
-        agree(fingerprint(policy, self.like, self._knobs), self._transport, seconds=seconds)
+    def _agree(self, policy: Policy, seconds: float | None = None, *, doing: tuple[str, str] = ATTACH) -> None:
+        agree(fingerprint(policy, self.like, self._knobs), self._transport, seconds=seconds, doing=doing)
         self._policy = policy
 
     def _warn_about(self, policy: Policy) -> None:
         """Warns of what was hardly intended, on all ranks alike."""
         policy.check_names(self.like.keys())
         if self.rank == 0:
-            warn_uncompressed(policy, self.like)
+            warn_uncompressed(policy, self.like, self.world)
 
     # ---- exchanges --------------------------------------------------------------------------------------------------
     def exchange(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 import grace
@@ -49,6 +51,7 @@ def test_what_auto_chose_is_shown_from_a_file(tmp_path, capsys):
     found = Explanation(
         "auto", 2, "gloo", 1.0, "measuring", 3, None, (), (), None, None, (), (), None, None, {}, 5.0, {}, {}
     )
+    assert "auto, 4 workers, 2 replicas of 2 shards, over gloo" in str(replace(found, workers=4, replicas=2))
     found.save(tmp_path / "auto.json")
     explain(None, run=tmp_path / "auto.json")
     assert "auto, 2 workers over gloo: measuring" in capsys.readouterr().out

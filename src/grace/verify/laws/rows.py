@@ -85,7 +85,7 @@ def _draw(compressor: Compressor, rows: Tensor, seed: int) -> Tensor:
 
 def _decode_alone(compressor: Compressor, wire: Tensor, n: int, shared: Stream) -> Tensor:
     """``[b, n]``: what each of the wires ``[b, w]`` says by itself."""
-    out = torch.zeros(wire.shape[0], n)
+    out = torch.zeros(wire.shape[0], n, dtype=torch.float32, device="cpu")
     for i in range(len(out)):
         compressor.decompress_add_(wire[i : i + 1].clone(), out[i : i + 1], 1.0, shared)
     return out
@@ -103,7 +103,8 @@ def check(one: Subject, profile: Profile) -> Held:
     if one.compressor is None:
         return no_promise("it has its own exchange")
     for b in ROWS:
-        scales = torch.tensor([1.0, 1e-3, 30.0, 0.2, 5.0])[:b, None]  # each row has a size of its own
+        sizes = torch.tensor([1.0, 1e-3, 30.0, 0.2, 5.0], dtype=torch.float32, device="cpu")
+        scales = sizes[:b, None]  # each row has a size of its own
         for make in (normal(b, 96), heavy(b, 31)):
             rows_stand_alone(one.compressor, make(0) * scales, profile.draws)
     return Held(f"each as if alone, {list_numbers(ROWS)} rows")
