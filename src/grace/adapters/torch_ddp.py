@@ -143,6 +143,7 @@ class DDPHandle(Regrouping):
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
             self._watching = at_end_of_backward(self._on_backward_end)
+            self._hook.hear_forward()
             if self._session.error is None:
                 self._applied.settle()
             if self._watching:

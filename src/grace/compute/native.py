@@ -116,7 +116,7 @@ def address_of_rows(name: str, x: Tensor, width: int) -> int:
 
 
 def refuse(name: str, x: Tensor, dtype: torch.dtype, wanted: str | Sequence[int]) -> InputError:
-    """The error for an argument that is not contiguous, of this dtype, as wanted, and in the processor's memory."""
+    """The error for an argument of any shape that is not contiguous, of this dtype, as wanted, in the processor's memory."""
     order = ("" if x.is_contiguous() else ", not contiguous") + ("" if x.is_cpu else f", on {x.device}")
     kind = str(dtype).removeprefix("torch.")
     return InputError(

@@ -259,14 +259,14 @@ def _most(flag: bool) -> Exchange[Tensor]:
 
 def _spread(worker: Any, source: int, me: int) -> Exchange[bytes]:
     """What is the same on all workers, from one of those who have it."""
-    mine = b""
+    message = b""
     if me == source:
         state = worker.state
-        mine = pack({"step": state.step, "seed": state.seed, "shared": state.shared_parts()})
-    size = yield Broadcast(torch.tensor([len(mine)], dtype=torch.int64, device="cpu"), source)
+        message = pack({"step": state.step, "seed": state.seed, "shared": state.shared_parts()})
+    size = yield Broadcast(torch.tensor([len(message)], dtype=torch.int64, device="cpu"), source)
     room = (
-        torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        if mine
+        torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message
         else torch.empty(int(size), dtype=torch.uint8, device="cpu")
     )
     return bytes((yield Broadcast(room, source)).numpy().tobytes())

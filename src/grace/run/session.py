@@ -307,8 +307,8 @@ class Session(Switching, Keeping):
         try:
             result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
         except TransportError as error:
-            text, *rest = error.args
-            error.args = (f"{text} This rank had made {self.worker.step} steps.", *rest)
+            text, *more = error.args
+            error.args = (f"{text} This rank had made {self.worker.step} steps.", *more)
             raise
         self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return result

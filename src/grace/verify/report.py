@@ -150,16 +150,16 @@ def verify(
 
 def _look(name: str, check: Check, one: Subject, others: Mapping[str, Subject], profile: Profile) -> Finding:
     """The finding on the method, or the first composition that breaks the law."""
-    found = _finding(name, check, one, profile)
+    finding = _finding(name, check, one, profile)
     if name in OF_A_COMPRESSOR:
-        return found
+        return finding
     least = replace(profile, worlds=profile.worlds[-1:], every=False)
     for title, other in others.items():
-        if found.verdict == "broken":
+        if finding.verdict == "broken":
             break
         if (beside := _finding(name, check, other, least)).verdict == "broken":
-            found = replace(beside, detail=f"over {title}: {beside.detail}")
-    return found
+            finding = replace(beside, detail=f"over {title}: {beside.detail}")
+    return finding
 
 
 def _finding(name: str, check: Callable[[Subject, Profile], Held], one: Subject, profile: Profile) -> Finding:

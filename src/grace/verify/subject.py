@@ -91,18 +91,18 @@ class Subject:
         return -(-max(world, self.least_world * whole) // whole) * whole
 
 
-def compose(one: Subject, profile: Profile) -> dict[str, Subject]:
+def compose(subject: Subject, profile: Profile) -> dict[str, Subject]:
     """The same compressor over other communicators that take it, alone and under error feedback where that is legal: it keeps
     its promises wherever a user puts it. Quick: over ScatterReduce, where as many rows are compressed together as there are
     workers. Empty for a method that has its own exchange.
     """
-    compressor = one.compressor
-    if compressor is None or not isinstance(one.core, Communicator):
+    compressor = subject.compressor
+    if compressor is None or not isinstance(subject.core, Communicator):
         return {}
     others: dict[str, Subject] = {}
     for name in COMMUNICATORS.names() if profile.every else ("scatterreduce",):
         kind = COMMUNICATORS.find(name)
-        if kind is type(one.core):
+        if kind is type(subject.core):
             continue
         try:
             core: Method[Any] = kind(compressor)

@@ -98,13 +98,13 @@ def _streams(compressor: Compressor, seed: int) -> tuple[Stream, Stream]:
     return (shared if compressor.randomness == "shared" else peer.private(compressor.id)), shared
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    if one.compressor is None:
+    if subject.compressor is None:
         return no_promise("it has its own exchange")
     for b in ROWS:
         sizes = torch.tensor([1.0, 1e-3, 30.0, 0.2, 5.0], dtype=torch.float32, device="cpu")
         scales = sizes[:b, None]  # each row has a size of its own
         for make in (normal(b, 96), heavy(b, 31)):
-            rows_stand_alone(one.compressor, make(0) * scales, profile.draws)
+            rows_stand_alone(subject.compressor, make(0) * scales, profile.draws)
     return Held(f"each as if alone, {list_numbers(ROWS)} rows")
