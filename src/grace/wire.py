@@ -246,7 +246,7 @@ def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], ste
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
-    """Whether every sender of these sealed wires ``[b, s]`` saw only finite numbers.
+    """True if every sender of these sealed wires ``[b, s]`` saw only finite numbers.
 
     step: the receiver's. sender: the rank that the first row came from; the others came from the ranks after it.
 
@@ -266,7 +266,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
 
 
 def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
-    """Whether no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
+    """True if no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
     good, bad = header_of(True, step), header_of(False, step)
     if headers.count(good) == len(headers):
         return True

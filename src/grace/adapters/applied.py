@@ -90,7 +90,7 @@ class Applied:
     # ---- what becomes of gradients ----------------------------------------------------------------------------------
     @property
     def undecided(self) -> bool:
-        """Whether there are means that were neither applied nor dropped, as far as is known."""
+        """True if there are means that were neither applied nor dropped, as far as is known."""
         return not self._handed <= self._moved
 
     def hand_out(self, names: Iterable[str]) -> None:

@@ -32,7 +32,7 @@ def on_arrival(listener: weakref.ref[L], name: str) -> Callable[[Tensor], None]:
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> bool:
-    """Whether there is a backward pass, at the end of which ``callback`` will be called."""
+    """True if there is a backward pass, at the end of which ``callback`` will be called."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
     except RuntimeError:  # outside of a backward pass: in DistributedDataParallel's join()

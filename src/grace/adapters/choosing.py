@@ -166,7 +166,7 @@ class Choosing(BaseHandle):
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def chooses(self) -> bool:
-        """Whether the method is, or was, chosen by ``auto``."""
+        """True if the method is, or was, chosen by ``auto``."""
         return self._driver is not None
 
     def explain(self) -> Explanation | Adapted:

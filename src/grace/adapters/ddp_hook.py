@@ -85,7 +85,7 @@ class Hook:
 
 
 def _is_compiled(model: DistributedDataParallel) -> bool:
-    """Whether this wrapper was given to ``torch.compile``, not only the module inside."""
+    """True if this wrapper was given to ``torch.compile``, not only the module inside."""
     owners = gc.get_referrers(model)
     owned = any(isinstance(owner, dict) and owner.get("_orig_mod") is model for owner in owners)
     return owned or getattr(model, "_compiled_call_impl", None) is not None

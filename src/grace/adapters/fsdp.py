@@ -71,7 +71,7 @@ class ParameterGroup:
 
     @property
     def divided(self) -> bool:
-        """Whether the user has set what sums are divided by: ``set_gradient_divide_factor``. It may be set at any time."""
+        """True if the user has set what sums are divided by: ``set_gradient_divide_factor``. It may be set at any time."""
         return self.inside.gradient_divide_factor is not None
 
     @property
@@ -146,7 +146,7 @@ class LateGradients:
 
 
 def _comes(p: Any, unused: bool) -> bool:
-    """Whether torch reduces the gradient of a parameter; ``unused``: whether also of those that have none."""
+    """True if torch reduces the gradient of a parameter; ``unused``: whether also of those that have none."""
     if not hasattr(p, "_unsharded_param"):  # it was never gathered
         return False
     whole = p.unsharded_param
@@ -155,12 +155,12 @@ def _comes(p: Any, unused: bool) -> bool:
 
 
 def _divides(inside: Any) -> bool:
-    """Whether torch divides the sums after it has got them, and not the network on the way."""
+    """True if torch divides the sums after it has got them, and not the network on the way."""
     return bool(inside.force_sum_reduction_for_comms)
 
 
 def is_sharded(model: object) -> bool:
-    """Whether ``fully_shard`` has been applied to this module, or to one inside; also with a torch that is too old."""
+    """True if ``fully_shard`` has been applied to this module, or to one inside; also with a torch that is too old."""
     if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
         return False
     return any(cls.__name__ == "FSDPModule" for module in model.modules() for cls in type(module).__mro__)

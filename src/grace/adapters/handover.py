@@ -233,7 +233,7 @@ class _Buffer:
 
     @property
     def free(self) -> bool:
-        """Whether nobody holds what was handed out."""
+        """True if nobody holds what was handed out."""
         return self._count() == self._alone
 
 

@@ -147,7 +147,7 @@ class LocalSteps(Choosing):
 
     @property
     def warms_up(self) -> bool:
-        """Whether the coming step is one of the warm-up, which averages gradients."""
+        """True if the coming step is one of the warm-up, which averages gradients."""
         return self._total < self.warmup_steps
 
     def average_gradients(self) -> None:
@@ -250,7 +250,7 @@ class LocalSteps(Choosing):
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def synchronized(self) -> bool:
-        """Whether all replicas are the same: between windows, not within one."""
+        """True if all replicas are the same: between windows, not within one."""
         return self._taken == 0
 
     @property

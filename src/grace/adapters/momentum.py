@@ -102,7 +102,7 @@ def _sends_all(method: Method[Any]) -> bool:
 
 
 def _is_sparsifier(method: Method[Any]) -> bool:
-    """Whether it sends some numbers, and leaves the others as they are."""
+    """True if it sends some numbers, and leaves the others as they are."""
     names = (METHODS.name_of(type(layer)) for layer in layers(method))
     return any(METHODS.find(name).family == "sparsification" for name in names if name is not None)
 
@@ -146,7 +146,7 @@ class _Moved:
 
     @staticmethod
     def _decay(p: Tensor, group: dict[str, Any], weight_decay: float) -> Tensor:
-        """Of the parameter as it was before the step."""
+        """Copy of the parameter as it was before the step."""
         assert p.grad is not None
         step: Tensor = p.grad * group["lr"]
         return (p - step if group["maximize"] else p + step).mul_(weight_decay)

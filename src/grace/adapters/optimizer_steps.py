@@ -69,7 +69,7 @@ class HeldParameters:
         )
 
     def by(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Those that this optimizer holds, by name."""
+        """Parameters that this optimizer holds, by name."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         known = self._by.get(optimizer)
         if known is None or known[0] != sizes:

@@ -184,7 +184,7 @@ class DDPHandle(Regrouping):
         return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in like}
 
     def _check_frozen(self) -> None:
-        """Whether what was frozen when Grace was attached still is: nobody exchanges its gradient."""
+        """True if what was frozen when Grace was attached still is: nobody exchanges its gradient."""
         for name, p in self._left_out:
             if p.requires_grad:
                 raise InputError(

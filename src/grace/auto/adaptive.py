@@ -113,7 +113,7 @@ class Adapting:
         self._heard = False  # a bucket of a step in which it measures
 
     def _bits(self, text: str, shape: Sequence[int]) -> float:
-        """Of what one worker encodes."""
+        """Bytes that one worker encodes."""
         bits = self.site.way.wire_bits(make_method(text), shape, self.session.world)
         assert bits is not None
         return bits
@@ -132,7 +132,7 @@ class Adapting:
 
     @property
     def active(self) -> bool:
-        """Whether it chooses."""
+        """True if it chooses."""
         return self.ended_by is None
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class Adapting:
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
     def measures(self) -> bool:
-        """Whether :meth:`holds` looks at gradients in this step."""
+        """True if :meth:`holds` looks at gradients in this step."""
         return self._due
 
     @property
@@ -246,7 +246,7 @@ class Adapting:
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def bits(self) -> float:
-        """Of a wire, for each number of the tensors that it covers."""
+        """Bits of a wire for each number of the tensors that it covers."""
         return sum(row[c] for row, c in zip(self.cost, self.choice, strict=True)) / max(1, sum(self.numbers))
 
     @property

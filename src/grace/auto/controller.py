@@ -130,7 +130,7 @@ class Controller:
 
     @property
     def trying(self) -> bool:
-        """Whether a trial goes on: memories of the incumbent wait."""
+        """True if a trial goes on: memories of the incumbent wait."""
         return self._trial is not None
 
     def ended(self, period: int, elapsed: int = 0, overhead: int = 0, exchanges: int = 0) -> list[int] | None:
@@ -210,7 +210,7 @@ class Controller:
         self._next()
 
     def _watch_pace(self, median: int, exchanges: int) -> None:
-        """Whether steps, or exchanges, take another time than they did."""
+        """True if steps, or exchanges, take another time than they did."""
         reference, before = self._drift.reference, self._exchange_drift.reference
         if self._drift.alarm(median):
             self._say_changed(
@@ -297,7 +297,7 @@ class Controller:
         return max(0, self.predicted[number] * usual // max(1, self.predicted[self.current]) - usual)
 
     def _is_beyond(self, number: int) -> bool:
-        """Whether a challenger is predicted to be beyond the cap."""
+        """True if a challenger is predicted to be beyond the cap."""
         return self.predicted[number] * CAP[1] > self.predicted[self.current] * CAP[0]
 
     # ---- trials -----------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class Driver:
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
     def active(self) -> bool:
-        """Whether it chooses."""
+        """True if it chooses."""
         return self.ended_by is None
 
     def comes(self, names: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ class Driver:
 
     @property
     def waits(self) -> bool:
-        """Whether the model is to wait until the exchange of the bucket that comes is over: :meth:`waited` then says so."""
+        """True if the model is to wait until the exchange of the bucket that comes is over: :meth:`waited` then says so."""
         return self._listens and not self.site.holds
 
     def waited(self, nanoseconds: int) -> None:
@@ -176,11 +176,11 @@ class Driver:
 
     @property
     def measures(self) -> bool:
-        """Whether :meth:`holds` looks at gradients in this step."""
+        """True if :meth:`holds` looks at gradients in this step."""
         return self.active and self._measuring
 
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
-        """Whether this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
+        """True if this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
         ``last``: whether the step ends with it: then nothing waits.
         """
         if not self.active:
@@ -233,14 +233,14 @@ class Driver:
         self._last = self.clock()
 
     def _is_part(self, came: tuple[tuple[str, ...], ...]) -> bool:
-        """Whether a step has used a part of the model, where buckets are known and each goes alone."""
+        """True if a step has used a part of the model, where buckets are known and each goes alone."""
         if self.site.holds or not self.site.names or self._known_buckets(came):
             return False
         known = [set(names) for names in self.buckets.names]
         return all(any(set(names) <= one for one in known) for names in came)
 
     def _known_buckets(self, came: tuple[tuple[str, ...], ...]) -> bool:
-        """Whether these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass
+        """True if these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass
         comes last.
         """
         return came == self.buckets.names or (not self.site.holds and set(came) == set(self.buckets.names))

@@ -111,7 +111,7 @@ class Explanation:
 
     @property
     def spent_share(self) -> float:
-        """Of the run's time, what measuring and trying have taken."""
+        """Share of the run's time that measuring and trying have taken."""
         return sum(self.spent.values()) / max(1e-9, self.elapsed)
 
     @property

@@ -86,7 +86,7 @@ class Trial:
         self.loss = self.loss * (_FINE - part) // _FINE
 
     def verdict(self, *, plain: bool) -> bool | None:
-        """Whether the rival has won; None: more pairs are needed, or would be.
+        """True if the rival has won; None: more pairs are needed, or would be.
 
         ``plain``: fp32 or bf16 challenges something else: then the burden is the incumbent's, and what is not faster gives
         way.
@@ -102,12 +102,12 @@ class Trial:
 
     @property
     def rests(self) -> bool:
-        """Whether it has had its share of pairs, and others come first."""
+        """True if it has had its share of pairs, and others come first."""
         return self.count > 0 and self.count % PAIRS == 0
 
     @property
     def undecided(self) -> bool:
-        """Whether all its pairs say neither that the rival is faster nor that it is not."""
+        """True if all its pairs say neither that the rival is faster nor that it is not."""
         return self.rests and self.gain < WIN and self.loss < LOSE
 
     def again(self) -> Trial:

@@ -207,7 +207,7 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def _fits(method: Method[Any], world: int) -> bool:
-    """Whether so many workers can lie as the method wants them to."""
+    """True if so many workers can lie as the method wants them to."""
     try:
         method.axes(world)
     except ConfigurationError:

@@ -89,7 +89,7 @@ class BucketPlan:
         return self._gathered[1]
 
     def fits(self, made: Sequence[Tensor]) -> bool:
-        """Whether these wires ``[1, w]`` have the widths that the plan was made for."""
+        """True if these wires ``[1, w]`` have the widths that the plan was made for."""
         return self._kinds == tuple(kind_of(wire) for wire in made)
 
 
@@ -106,7 +106,7 @@ def put(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
 
 
 def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether tensors, of any shapes, can be encoded and decoded where they are."""
+    """True if tensors, of any shapes, can be encoded and decoded where they are."""
     lent = peers.like.lent
     return (
         lent.workspace is not None

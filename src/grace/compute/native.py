@@ -79,7 +79,7 @@ c: Functions  # those in use; none before a backend is chosen, or where nothing 
 
 
 def has(name: str) -> bool:
-    """Whether the library in use has this function."""
+    """True if the library in use has this function."""
     library = _library()
     return not isinstance(library, str) and name in interface(library)
 

@@ -1,4 +1,4 @@
-"""Whether all numbers are finite, without asking the host: flags that stay on the device, and what they select.
+"""True if all numbers are finite, without asking the host: flags that stay on the device, and what they select.
 
 On the CPU a flag is a Python bool, and costs nothing. On an accelerator it is a 0-d bool tensor that the host has not read:
 reading it would wait until all submitted work has ended. There everything is computed as if all were well, and the flag then
@@ -23,12 +23,12 @@ _IS_CPU = operator.attrgetter("is_cpu")
 
 
 def on_host(device: torch.device) -> bool:
-    """Whether the host may read tensors of this device at no cost."""
+    """True if the host may read tensors of this device at no cost."""
     return _cpu_is_host and device.type == "cpu"
 
 
 def all_on_host(tensors: Iterable[Tensor]) -> bool:
-    """Whether the host may read all of these tensors, of any shapes, at no cost."""
+    """True if the host may read all of these tensors, of any shapes, at no cost."""
     return _cpu_is_host and all(map(_IS_CPU, tensors))
 
 
@@ -49,7 +49,7 @@ def flag(answer: Tensor) -> Flag:
 
 
 def and_(a: Flag, b: Flag) -> Flag:
-    """Whether both flags hold."""
+    """True if both flags hold."""
     if a is True or b is False:
         return b
     if b is True or a is False:
@@ -58,7 +58,7 @@ def and_(a: Flag, b: Flag) -> Flag:
 
 
 def or_(a: Flag, b: Flag) -> Flag:
-    """Whether at least one of two flags holds."""
+    """True if at least one of two flags holds."""
     if a is False or b is True:
         return b
     if b is False or a is True:
@@ -67,7 +67,7 @@ def or_(a: Flag, b: Flag) -> Flag:
 
 
 def not_(a: Flag) -> Flag:
-    """Whether a flag does not hold."""
+    """True if a flag does not hold."""
     return ~a if isinstance(a, Tensor) else not a
 
 

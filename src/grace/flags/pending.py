@@ -53,7 +53,7 @@ class PendingFlags:
 
     @property
     def ready(self) -> bool:
-        """Whether flags of a step that has ended were sent, but have not been read."""
+        """True if flags of a step that has ended were sent, but have not been read."""
         return self._sent
 
     def send(self) -> None:

@@ -38,7 +38,7 @@ _tickets = itertools.count(1)
 
 @functools.cache
 def can_lend() -> bool:
-    """Whether programs run on the CPU, by an XLA that knows this interface. Registers the target."""
+    """True if programs run on the CPU, by an XLA that knows this interface. Registers the target."""
     if jax.default_backend() != "cpu":  # this starts the backend, so that a target it refuses is refused here
         return False
     try:

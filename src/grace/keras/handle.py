@@ -191,7 +191,7 @@ class KerasHandle(Handover):
         return [mean for i in present if (mean := means[i]) is not None]
 
     def _wrap_check(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Whether all gradients are finite on all ranks."""
+        """True if all gradients are finite on all ranks."""
 
         def check_finite(grads: Sequence[Any]) -> Any:
             mine = keras.ops.reshape(keras.ops.cast(keras.ops.logical_not(own(grads)), "float32"), (1,))

@@ -171,5 +171,5 @@ def _word(value: Any, kind: Any) -> int:
 
 
 def possible() -> bool:
-    """Whether kernels can be called many at a time: not by a library that was built before they could."""
+    """True if kernels can be called many at a time: not by a library that was built before they could."""
     return backends.backend().functions is not None and native.has("call_many")

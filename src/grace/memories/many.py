@@ -22,7 +22,7 @@ _PIECE = 1 << 22  # numbers that plain torch weighs at a time: it needs 48 bytes
 
 
 def takes_many(device: torch.device) -> bool:
-    """Whether memories on this device go by few launches, where they can."""
+    """True if memories on this device go by few launches, where they can."""
     return not on_host(device) and backends.runs_triton(device)
 
 

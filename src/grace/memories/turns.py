@@ -48,7 +48,7 @@ class Turns:
         return self._sides[1 - self._now]
 
     def begin(self, states: Sequence[Any]) -> bool:
-        """Whether these are the states of one side: it is the one that holds what is owed."""
+        """True if these are the states of one side: it is the one that holds what is owed."""
         for side in (self._now, 1 - self._now):
             if all(map(operator.is_, states, self._sides[side])):
                 self._now = side
@@ -67,7 +67,7 @@ def find(
 
 
 def may_keep(states: Sequence[Any], workspace: Workspace | None) -> bool:
-    """Whether these states, a memory and what a method inside made of None, may take turns: not where the host does not see
+    """True if these states, a memory and what a method inside made of None, may take turns: not where the host does not see
     the end of a step.
     """
     return workspace is not None and on_host(states[0][0].device) and all(state[1] is None for state in states)

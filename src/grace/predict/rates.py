@@ -49,7 +49,7 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """Of all of the codec."""
+        """Total of the codec."""
         return sum(self.codec) / 1e9
 
 

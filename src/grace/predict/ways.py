@@ -27,7 +27,7 @@ class Way(Protocol):
 
     @property
     def joins(self) -> bool:
-        """Whether what is not compressed travels in the collective of what is, if both are in one bucket."""
+        """True if what is not compressed travels in the collective of what is, if both are in one bucket."""
 
     def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
         """One worker's exchange of a matrix ``x``, donated, under the worker's policy, which has this method for it."""

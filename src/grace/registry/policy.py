@@ -52,7 +52,7 @@ class Rule:
                 raise ConfigurationError(f"Rule {self.pattern!r}: {low}={first}, {high}={last} matches nothing")
 
     def matches(self, name: str, like: Tensor, step: int) -> bool:
-        """Whether this rule is for a tensor like this one at that step."""
+        """True if this rule is for a tensor like this one at that step."""
         return (
             fnmatch.fnmatchcase(name, self.pattern)
             and self.min_size <= like.numel() <= (like.numel() if self.max_size is None else self.max_size)
@@ -62,7 +62,7 @@ class Rule:
 
     @property
     def timeless(self) -> bool:
-        """Whether it holds at every step."""
+        """True if it holds at every step."""
         return self.from_step == 0 and self.until_step is None
 
     def __str__(self) -> str:

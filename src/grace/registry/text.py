@@ -254,7 +254,7 @@ def _list_changes(layer: Layer) -> Knobs:
 
 
 def _reads(text: str, method: Method[Any]) -> bool:
-    """Whether this string makes this method."""
+    """True if this string makes this method."""
     try:
         name, knobs = parse(text)
         return build(recipe(name), knobs) == method

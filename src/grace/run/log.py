@@ -52,7 +52,7 @@ class Log:
         self._errors: dict[str, float] = {}  # measured since the last line
 
     def measures(self, count: int) -> bool:
-        """Whether the errors of the ``count``-th step, from 1, are to be measured."""
+        """True if the errors of the ``count``-th step, from 1, are to be measured."""
         return self._errors_every > 0 and count % self._errors_every == 0
 
     def step(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether replicas still agree: digests of the means that were applied, compared between ranks every so many steps.
+"""True if replicas still agree: digests of the means that were applied, compared between ranks every so many steps.
 
 A bit that memory, a driver or a GPU flips on one rank, after the network has delivered it, breaks no rule of a wire: the mean
 of that rank is another number, and its model drifts from then on, without a message.
@@ -149,7 +149,7 @@ class Replicas:
 
     @property
     def due(self) -> bool:
-        """Whether the running step ends with a comparison."""
+        """True if the running step ends with a comparison."""
         return self._every > 0 and len(self._digests) == self._every - 1
 
     def note(self, means: Mapping[str, Tensor]) -> None:

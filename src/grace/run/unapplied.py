@@ -48,7 +48,7 @@ class Unapplied:
         return 1
 
     def paid(self, names: Collection[str]) -> bool:
-        """Whether any of these had a debt, which their means may have paid."""
+        """True if any of these had a debt, which their means may have paid."""
         return not self._owed.keys().isdisjoint(names)
 
     def drop(self, names: Collection[str], states: dict[str, MethodState], owed: Debts) -> int:

@@ -55,7 +55,7 @@ class DebtWatch:
         self._grown = 0  # windows in a row that say so
 
     def wants(self, name: str) -> bool:
-        """Whether :meth:`see` would do anything with this tensor."""
+        """True if :meth:`see` would do anything with this tensor."""
         return self._watched is None or name in self._watched
 
     def see(self, name: str, debt: Tensor, gradient: Tensor) -> None:

@@ -222,7 +222,7 @@ class Worker:
         return held
 
     def owes_nothing(self, like: Mapping[str, Tensor]) -> bool:
-        """Whether these tensors may be summed up without this worker: their methods, which compress nothing, have taken over
+        """True if these tensors may be summed up without this worker: their methods, which compress nothing, have taken over
         from others, and nothing is owed to them. ``like``: by name, tensors of their shapes, on the meta device too.
         """
         for name, x in like.items():
@@ -252,7 +252,7 @@ class Worker:
 
     @property
     def unapplied(self) -> bool:
-        """Whether there are means of which :meth:`settle` has not heard yet what became of them."""
+        """True if there are means of which :meth:`settle` has not heard yet what became of them."""
         return bool(self._unapplied)
 
     @property

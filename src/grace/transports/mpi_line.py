@@ -88,7 +88,7 @@ class Line:
         self._abandoned.append(kept)
 
     def _poll(self, done: Callable[[], bool], what: str, deadline: float) -> bool:
-        """Whether ``done()`` became true by the deadline."""
+        """True if ``done()`` became true by the deadline."""
         pace = Pace()
         while True:
             with _turn:

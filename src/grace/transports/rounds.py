@@ -81,7 +81,7 @@ class Rounds:
         raise AbsentError([], f"no round began within {self._seconds:.0f} s with {self._least} workers or more")
 
     def waiting(self) -> bool:
-        """Whether someone waits for the next round."""
+        """True if someone waits for the next round."""
         return self._number is not None and int(self._store.add(f"{self._number + 1}/came", 0)) > 0
 
     def _begin(self, deadline: float) -> int | None:
@@ -115,7 +115,7 @@ class Rounds:
         return int(self._store.get(begins))
 
     def _all_here(self, count: int) -> bool:
-        """Whether all who came are still there when the round begins. All of them say the same: one that would go on alone
+        """True if all who came are still there when the round begins. All of them say the same: one that would go on alone
         waits for the others' connections in vain, and is missed in the next round meanwhile.
         """
         here, verdict, until = f"{self._number}/here", f"{self._number}/verdict", time.monotonic() + self._silence

@@ -36,7 +36,7 @@ def put_causes_first(broken: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_cause(law: str, broken: Sequence[str]) -> bool:
-    """Whether a broken law follows from no other broken one."""
+    """True if a broken law follows from no other broken one."""
     return not any(below in broken for below in _list_below(law))
 
 

@@ -84,7 +84,7 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether no law is broken."""
+        """True if no law is broken."""
         return not self.broken
 
     @property

@@ -24,12 +24,12 @@ from grace.verify.running import STEPS_PER_EPOCH
 
 
 def is_memory(method: Method[Any]) -> bool:
-    """Whether it carries something from step to step that its mean does not show."""
+    """True if it carries something from step to step that its mean does not show."""
     return isinstance(method, Memory)
 
 
 def conserves(method: Method[Any]) -> bool:
-    """Whether x - rest is promised to average to the mean. Not so under a vote, in a sum that the network rounds, or in a
+    """True if x - rest is promised to average to the mean. Not so under a vote, in a sum that the network rounds, or in a
     method that keeps its own memory and hands out no rest.
     """
     compressor = find_compressor(method)
@@ -77,7 +77,7 @@ class Subject:
 
     @property
     def conserves(self) -> bool:
-        """Whether x - rest of the core is promised to average to the mean."""
+        """True if x - rest of the core is promised to average to the mean."""
         return conserves(self.core)
 
     @property

@@ -49,7 +49,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` has been called."""
+    """True if :func:`init` has been called."""
     return _initialized
 
 
@@ -110,7 +110,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all machines have equally many workers, as far as this one can tell."""
+    """True if all machines have equally many workers, as far as this one can tell."""
     return size() % local_size() == 0
 
 

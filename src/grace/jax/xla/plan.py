@@ -55,12 +55,12 @@ class TensorPlan:
 
     @property
     def has_memory(self) -> bool:
-        """Whether what was not sent is kept."""
+        """True if what was not sent is kept."""
         return self.beta is not None
 
     @property
     def transparent(self) -> bool:
-        """Whether the network sums gradients as they are, unchecked."""
+        """True if the network sums gradients as they are, unchecked."""
         return not self.has_memory and self._sums(Identity)
 
     def init(self, shape: tuple[int, ...]) -> Any:

@@ -48,7 +48,7 @@ class CountedCode:
 
     @property
     def gaps(self) -> bool:
-        """Whether the size of a code depends on the places."""
+        """True if the size of a code depends on the places."""
         return varies(self.index)
 
     @property
@@ -68,7 +68,7 @@ class CountedCode:
 
     @property
     def whole(self) -> bool:
-        """Whether all n values may travel, without a list."""
+        """True if all n values may travel, without a list."""
         return self.codes is None
 
     def bytes_of(self, k: int) -> int:

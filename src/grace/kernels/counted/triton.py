@@ -81,7 +81,7 @@ def store_list(at, k, number, low, low_bytes, size, before):
 
 @triton.jit
 def values_bytes(k, VALUE: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr):
-    """Of k values; KIND: of a front and k codes of so many BITS."""
+    """Bytes of k values; KIND: of a header and k codes of so many BITS."""
     size = k * VALUE
     if KIND:
         size = front_bytes_of(KIND) + (k * BITS + 7) // 8
@@ -281,7 +281,7 @@ class _Samples:
 
     @staticmethod
     def of(many: Many, sampling: Sampling) -> _Samples:
-        """Those of a bucket, which are made once."""
+        """Tables of a bucket, which are made once."""
         return many.once((_Samples, sampling), lambda: _Samples(many, sampling))
 
     def limits(self, step: int) -> Tensor:

@@ -54,7 +54,7 @@ def _blocks_of(gap, tile, k, TILE: tl.constexpr):
 
 @triton.jit
 def _measure(programs, lists, index, counts, DELTA: tl.constexpr, TILE: tl.constexpr):
-    """Of each tile the bytes of its blocks, or how many ones its gaps have in unary."""
+    """Bytes of the blocks of each tile, or the count of ones that its gaps have in unary."""
     row, tile = tile_of(programs)
     k, first, _block, low, _head, _begin, _before = code_of(lists, row)
     j = tile * TILE + tl.arange(0, TILE)
@@ -199,7 +199,7 @@ def _store_sum(at, marks, total):
 def _count(
     table, programs, lists, sizes, wires, counts, marks, stride, b, plane, DELTA: tl.constexpr, TILE: tl.constexpr
 ):
-    """Of each tile the bytes of its blocks; or how many zeros it has in unary, and ``plane`` further the sum of low bits."""
+    """Bytes of the blocks of each tile; or the count of its zeros in unary, and ``plane`` further the sum of low bits."""
     row, tile, this, _other, n, k, base, size, _first = _code_at(table, programs, lists, sizes, wires, stride, b)
     if DELTA:
         _gap, width = _delta_gaps(base, 0, tile, k, size, TILE)

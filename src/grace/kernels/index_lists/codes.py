@@ -49,7 +49,7 @@ _MOST = 1 << 31
 
 
 def varies(code: str) -> bool:
-    """Whether the size of this code depends on the list."""
+    """True if the size of this code depends on the list."""
     return code in _VARYING
 
 

@@ -118,7 +118,7 @@ Job: TypeAlias = Rows | Tensors
 
 
 def are_even(rows: int, n: int) -> bool:
-    """Whether all rows begin at a multiple of 16 numbers of their tensor."""
+    """True if all rows begin at a multiple of 16 numbers of their tensor."""
     return rows == 1 or n % 16 == 0
 
 

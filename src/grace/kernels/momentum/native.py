@@ -38,5 +38,5 @@ def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> Any:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether native code takes them."""
+    """True if native code takes them."""
     return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)

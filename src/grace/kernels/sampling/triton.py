@@ -60,7 +60,7 @@ def _chance(p, unit, inside, u):
 def _weigh(
     table, programs, heads, like, units, sums, counts, plane, turns, step, EVEN: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Of each piece: ``counts [2, plane]``, how many numbers are certain to be kept, and how many are drawn; ``sums [plane]``,
+    """Sums of each piece: ``counts [2, plane]``, how many numbers are certain to be kept, and how many are drawn; ``sums [plane]``,
     how many of the latter are expected.
     """
     row, tile = tile_of(programs)
@@ -97,7 +97,7 @@ def expected_of(sums, pieces, n, k1):
 
 @triton.jit
 def _tail_bytes(k2):
-    """Of the unit and k2 signs, if there are any."""
+    """Bytes of the unit and k2 signs, if there are any."""
     return tl.where(k2 > 0, 4 + (k2 + 7) // 8, 0)
 
 

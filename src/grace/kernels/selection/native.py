@@ -63,7 +63,7 @@ def take_at_least(
 
 
 def _fits(x: Tensor) -> bool:
-    """Whether native code takes it."""
+    """True if native code takes it."""
     return x.dtype is torch.float32 and x.shape[-1] <= _MOST
 
 

@@ -300,7 +300,7 @@ def take_at_least(
 
 
 def _fits(rows: Tensor, memory: Tensor | None) -> bool:
-    """Whether the kernels take them."""
+    """True if the kernels take them."""
     return rows.dtype in (READ if memory is not None else (torch.float32,)) and rows.shape[-1] <= MOST
 
 

@@ -137,7 +137,7 @@ def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceList
 
 
 def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Those of all tensors."""
+    """All rows of all tensors."""
     return [row for x in tensors for row in x]
 
 

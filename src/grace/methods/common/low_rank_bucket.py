@@ -187,7 +187,7 @@ class LowRankBucket:
         return self._left[self._plan.lefts[t] : self._plan.lefts[t + 1]].view(self._plan.sides[t][2], -1)
 
     def _certainly_fit(self, rights: Tensor) -> bool:
-        """Whether all products with these right factors, of any shapes, are certainly at most half the largest float32: the
+        """True if all products with these right factors, of any shapes, are certainly at most half the largest float32: the
         numbers of a basis are at most 1, but for rounding.
         """
         return float(rights.abs().max()) * 1.01 * max(r for _, _, r in self._plan.sides) <= HALF
@@ -223,7 +223,7 @@ def open_bucket(
 
 
 def may_open(sides: Sequence[Sides | None], xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether there are matrices among these tensors, of any shapes, and all can be worked on where they are."""
+    """True if there are matrices among these tensors, of any shapes, and all can be worked on where they are."""
     if not (any(sides) and possible() and on_host(xs[0].device) and are_plain(xs, peers)):
         return False
     return all(x.is_cpu for x in (*xs, *(peers.spares or ())))

@@ -147,12 +147,12 @@ class ProjectionBucket(LowRankBucket):
         return [bool(done) for done in self._ways.finite.run(0)]
 
     def _certainly(self, factors: Tensor) -> bool:
-        """Whether all products of factors, of any shapes, and bases are certainly at most half the largest float32."""
+        """True if all products of factors, of any shapes, and bases are certainly at most half the largest float32."""
         most = float(factors.abs().max()) * float(self._wide.abs().max())
         return most * 1.01 * max(r for _, _, r in self._ways.shapes) <= HALF
 
     def _fits(self, t: int, factor: Tensor) -> bool:
-        """Whether what is left of matrix t without the product of its flat factor and the basis counts as finite."""
+        """True if what is left of matrix t without the product of its flat factor and the basis counts as finite."""
         s, side, r = self._ways.shapes[t]
         basis = self._wide[self._ways.bases[t] : self._ways.bases[t + 1]].view(r, s)
         fits = product_fits(factor.view(r, side), basis)

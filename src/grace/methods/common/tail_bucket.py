@@ -100,7 +100,7 @@ def _top(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _magnitudes(many: Many, t: int) -> Tensor:
-    """Those of tensor t plus its memory, float32 ``[n]``."""
+    """Numbers of tensor t plus its memory, float32 ``[n]``."""
     x = many.xs[t]
     return (x.float() if many.memories is None else x + many.memories[t]).abs().view(-1)
 

@@ -150,7 +150,7 @@ class GammaFit(NamedTuple):
 
     @property
     def degenerate(self) -> bool:
-        """Whether all numbers are equal, or all of them are to exceed the quantile."""
+        """True if all numbers are equal, or all of them are to exceed the quantile."""
         return self.s <= 1e-12 or self.share >= 1
 
 

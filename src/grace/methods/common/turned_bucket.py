@@ -218,7 +218,7 @@ class TurnedBucket:
         self._factors = [take(kind.spans.rights[-1]) for kind in plan.kinds]
 
     def point(self) -> bool:
-        """Whether kernels know where all of this is: see :meth:`Many.point`."""
+        """True if kernels know where all of this is: see :meth:`Many.point`."""
         there = self._plan.dense.point(self._xs, self._means, self._message)
         for kind in self._plan.kinds:
             if kind.narrow is not None:

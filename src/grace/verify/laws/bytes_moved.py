@@ -53,7 +53,7 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
 
 
 def varies(method: Method[Any]) -> bool:
-    """Whether the sizes of its wires depend on the data."""
+    """True if the sizes of its wires depend on the data."""
     compressor = find_compressor(method)
     if compressor is not None:
         return compressor.varies

@@ -134,7 +134,7 @@ def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlace
 
 
 def _fits(count: int, n: int, width: int, code: CountedCode) -> bool:
-    """Whether a wire of n numbers may have this count and this width."""
+    """True if a wire of n numbers may have this count and this width."""
     if code.whole and count == DENSE_COUNT:
         return width == COUNT + code.bytes_of(n)
     if not 0 <= count <= n:

@@ -71,7 +71,7 @@ class _Lists:
 
     @staticmethod
     def of(many: Many, sides: SideSelection) -> _Lists:
-        """Those of a bucket, which are made once."""
+        """Tables of a bucket, which are made once."""
         return many.once((_Lists, sides), lambda: _Lists(many, tuple(map(sides.room, many.sizes))))
 
     def means(self, total: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces
 
 
 def _fits(count: int, n: int, width: int, code: MinMaxCode) -> bool:
-    """Whether a wire of n numbers may have this count and this width."""
+    """True if a wire of n numbers may have this count and this width."""
     if not 0 <= count <= n:
         return False
     (head,) = GapLists((count,), code.index, (0,)).heads([n])
