@@ -60,8 +60,8 @@ def _chance(p, unit, inside, u):
 def _weigh(
     table, programs, heads, like, units, sums, counts, plane, turns, step, EVEN: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Sums of each piece: ``counts [2, plane]``, how many numbers are certain to be kept, and how many are drawn; ``sums [plane]``,
-    how many of the latter are expected.
+    """Sums of each piece: ``counts [2, plane]``, how many numbers are certain to be kept, and how many are drawn;
+    ``sums [plane]``, how many of the latter are expected.
     """
     row, tile = tile_of(programs)
     x, n, head, pieces = numbers_at(table, heads, like, row, EVEN)
