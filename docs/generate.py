@@ -93,7 +93,7 @@ def markdown(text: str) -> str:
         if part.startswith("``"):
             out.append(f"`{part[2:-2]}`")
         else:
-            out.append(re.sub(r"([*_<|])", r"\\\1", part))
+            out.append(re.sub(r"([*_|])", r"\\\1", part).replace("<", "&lt;"))  # a backslash before < would show
     return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", "".join(out))
 
 

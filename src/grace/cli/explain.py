@@ -5,6 +5,7 @@ in it.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import textwrap
@@ -20,6 +21,7 @@ from torch import nn
 
 import grace
 from grace.auto.explain import Explanation
+from grace.auto.settings import NAME, Auto
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic, ring_bytes
@@ -34,7 +36,7 @@ from grace.registry.discovery import load
 from grace.run.plan import ExchangePlan, plan
 from grace.verify.peak import peak_of
 from grace_command import catalog
-from grace_command.views import error_text, list_table, method_table
+from grace_command.views import auto_text, error_text, list_table, method_table
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
@@ -61,7 +63,7 @@ def explain(
         typer.Argument(
             metavar="METHOD",
             autocompletion=complete_method,
-            help="A method, with knobs after a colon; or an error, such as UnknownNameError.",
+            help="A method, with knobs after a colon; auto; or an error, such as UnknownNameError.",
         ),
     ] = None,
     model: Annotated[
@@ -112,6 +114,13 @@ def explain(
         else:
             show(error_text(error))
         return
+    if method.partition(":")[0] == NAME:
+        about = describe_auto(method)
+        if as_json:
+            write_json(about)
+        else:
+            show(auto_text(about))
+        return
     told = describe(method)
     if as_json:
         write_json(told)
@@ -132,6 +141,17 @@ def describe_all() -> list[dict[str, str]]:
         row = {"name": name, "family": family, "recipe": as_call(method), "summary": summary}
         rows.append({**row, "optimizer": str(method.needs)})
     return rows
+
+
+def describe_auto(text: str) -> dict[str, Any]:
+    """Settings, summary and documentation of ``auto``, by section.
+
+    Raises:
+        ConfigurationError: a setting that does not exist, or out of range.
+    """
+    about = inspect.getdoc(Auto) or ""
+    knobs = {"Args": sections_of(about)["Args"]}
+    return {"name": NAME, "settings": str(Auto.read(text)), "summary": about.partition("\n")[0], "sections": knobs}
 
 
 def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequence[int] = WORLDS) -> dict[str, Any]:
