@@ -263,6 +263,7 @@ def test_what_is_only_shown_is_not_looked_up() -> None:
         "settings": "auto",
         "policy": "evil.py:Evil",
         "workers": 2,
+        "replicas": 1,
         "transport": "x",
         "cores": 1.0,
         "stage": "running",

@@ -43,7 +43,7 @@ class Lossless(Compressor):
         2-bit or ternary codes that are mostly zeros.
     Example:
         >>> method("qsgd:levels=1,lossless=zlib")
-        Allgather(compressor=Lossless(compressor=QSGD(bits=None, levels=1, bucket=256, norm='linf', shrink=False),
+        Allgather(compressor=Lossless(compressor=QSGD(bits=2, levels=None, bucket=256, norm='linf', shrink=False),
                                       stage='zlib', level=1))
         >>> ErrorFeedback(Allgather(Lossless(QSGD(levels=1, shrink=True)))).facts(torch.empty(1000)).payload is None
         True
