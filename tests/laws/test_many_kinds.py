@@ -98,7 +98,7 @@ def _unturned(storage: Tensor, many: Many, into: Many, *_: Any) -> Tensor:
 def test_a_rotation_inside_another_has_the_bytes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     want = in_reference(INSIDE)
     assert outcome(INSIDE, True, world=1) == want
-    monkeypatch.setattr("grace.kernels.rotation.triton.rotate_many", _unturned)  # of the method inside
+    monkeypatch.setattr("grace.methods.rht.rotate_many", _unturned)
     assert outcome.__wrapped__(INSIDE, True, world=1) != want
 
 

@@ -322,4 +322,10 @@ if LIBRARY == "transformers":
 
 
 if __name__ == "__main__":
-    serve({name: case for name, case in dict(globals()).items() if "resumes" in name or name.startswith("another")})
+    serve(
+        {
+            name: case
+            for name, case in dict(globals()).items()
+            if "resumes" in name or name.startswith("another") or name.endswith("goes_on")
+        }
+    )
