@@ -437,7 +437,7 @@ class Worker:
         self.workspace.release([*kept, *self._unapplied.tensors()])
 
     def commit(self) -> None:
-        """What was exchanged counts."""
+        """Make what was exchanged count."""
         self._before, self.workspace.holds = None, self.undoes
         self.workspace.reset()
         if self.undoes:
