@@ -42,6 +42,16 @@ class ResNet20Small(ResNet20):
     target = 0.88
 
 
+class ResNet8Tiny(ResNet20Small):
+    """One block a stage instead of three, twice the channels of the small one, images of 16 x 16 pixels."""
+
+    name = "resnet8_tiny"
+    about = "ResNet-8 on shapes of 16 x 16 pixels, long runs"
+    batch, four_worker_steps, size = 16, 5000, 16
+    options: ClassVar[dict[str, Any]] = {"widths": (16, 32, 64), "blocks": 1, "decay": 0.9, "eps": 1e-5}
+    target = 0.80
+
+
 class DenseNet40(_StepSchedule):
     """DenseNet-40 (k = 12) on CIFAR-10."""
 

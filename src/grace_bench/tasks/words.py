@@ -129,3 +129,15 @@ class LSTMSmall(LSTM):
     words, test_words = 2_000, 40_000
     options: ClassVar[dict[str, Any]] = {"hidden": 200, "dropout": 0.0, "bound": 0.1}
     target = 20.0
+
+
+class LSTMTiny(LSTM):
+    """1,000 words, one layer of width 96, sequences of 20 words, eight a worker; no dropout."""
+
+    name = "lstm_tiny"
+    about = "one-layer LSTM on the words of Python's standard library: real data, long runs"
+    four_worker_steps = 5000
+    batch, length = 8, 20
+    words, test_words = 1_000, 20_000
+    options: ClassVar[dict[str, Any]] = {"hidden": 96, "layers": 1, "dropout": 0.0, "bound": 0.1}
+    target = 20.0
