@@ -31,6 +31,7 @@ FUZZ   ?= 10000000
 # Processes of the test runner, one more than there are cores (tests/conftest.py): each keeps a group of tests to itself, and the
 # longest groups begin (tests/tiers.py).
 SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(SPREAD) -m "not night"
 TYPES  := $(BIN)/mypy && $(BIN)/lint-imports
 # What each test took, dearest first: make night RECORD=FILE
 RECORD ?= build/seconds.tsv
@@ -45,13 +46,13 @@ define TEST
 @mkdir -p build; $(BIN)/mypy > build/types.log 2>&1 & types=$$!; \
 $(BIN)/lint-imports > build/imports.log 2>&1 & imports=$$!; \
 trap 'kill $$types $$imports 2> /dev/null; exit 130' INT TERM; \
-$(BIN)/python -m pytest $(SPREAD) -m "not night" $(1); tests=$$?; \
+$(PYTEST) $(1); tests=$$?; \
 wait $$types; types=$$?; wait $$imports; imports=$$?; \
 cat build/types.log build/imports.log; exit $$((tests | types | imports))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test night fuzz gpu-test gpu-bench native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test triton doors laws bench-test gate night fuzz gpu-test gpu-bench native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,12 +78,29 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a networ
 
 # The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again, and
 # pytest all tests in each of its processes.
-quick test night: export PYTHONDONTWRITEBYTECODE =
+quick test triton doors laws bench-test gate night: export PYTHONDONTWRITEBYTECODE =
 
 quick: style ## before a commit: style, types, units, golden bytes, and what rests on files that differ (SINCE=main)
-	$(call TEST,-q --changed $(SINCE) tests/test_tiers.py tests/test_quick.py tests/unit tests/golden tests/laws)
+	$(call TEST,-q --tier test --changed $(SINCE) tests/test_tiers.py tests/test_quick.py tests/unit tests/golden tests/laws)
 
-test: style ## what must pass: style, types, tests
+test: style ## before a commit: style, types, and every test that needs neither Triton's interpreter nor many processes
+	$(BIN)/python -m compileall -q -j 0 src tests
+	$(call TEST,--tier test)
+
+triton: setup ## Triton's kernels and what is computed with them, in Triton's interpreter
+	$(PYTEST) --tier triton
+
+doors: setup ## adapters and launchers in real processes: DDP, FSDP, Keras, TensorFlow, JAX, MPI, Horovod, elastic, checkpoints
+	$(PYTEST) --tier doors
+
+laws: setup ## the laws over compositions and numbers of workers that make test leaves out
+	$(PYTEST) --tier laws
+
+bench-test: setup ## the bench, the report in a browser, the site, benchmarks, and what an addition touches
+	$(PYTEST) --tier bench-test
+
+# One run of pytest, so that no core waits for the end of a tier; it says at the end what became of each.
+gate: style ## what must pass before a merge: test, triton, doors, laws and bench-test at once
 	$(BIN)/python -m compileall -q -j 0 src tests
 	$(call TEST)
 

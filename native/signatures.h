@@ -48,9 +48,9 @@ GRACE_KERNEL(codebook, const float*, const float*, float*, int64_t, int64_t, int
 GRACE_KERNEL(codebook_sum, Wires, int64_t, float*, int64_t, int64_t, const float*, float, int, int)
 GRACE_KERNEL(rotate, const float*, float*, int64_t, int64_t, int64_t, int, uint32_t, uint32_t, uint32_t, int)
 GRACE_KERNEL(encode_rotated, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, const float*, int,
-             int, uint32_t, uint32_t, uint32_t, int)
-GRACE_KERNEL(sum_rotated, Wires, int64_t, float*, int64_t, int64_t, const float*, int, float, int, uint32_t, uint32_t, uint32_t,
-             int)
+             int, int, uint32_t, uint32_t, uint32_t, int)
+GRACE_KERNEL(sum_rotated, Wires, int64_t, float*, int64_t, int64_t, const float*, int, int, float, int, uint32_t, uint32_t,
+             uint32_t, int)
 GRACE_KERNEL(encode_floats, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, uint32_t,
              uint32_t, uint32_t, int)
 GRACE_KERNEL(sum_floats, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)

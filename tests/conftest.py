@@ -51,6 +51,7 @@ settings.load_profile("grace")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", metavar="FILE", help="write each test's processor and clock seconds here")
+    parser.addoption("--tier", choices=list(tiers.TIERS), help="only tests of this tier (tests/tiers.py)")
     parser.addoption(
         "--changed",
         metavar="COMMIT",
@@ -97,6 +98,9 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tier = config.getoption("--tier")
+    if tier and collection_path.is_relative_to(tiers.ROOT) and tiers.leaves_out(collection_path, tier):
+        return True
     changes = _changes(config)
     return True if changes is not None and changes.leaves_out(collection_path) else None
 
@@ -114,10 +118,12 @@ _CHANGES: pytest.StashKey[Changes | None] = pytest.StashKey()
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist may change the names in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept = tiers.keep(items, config.getoption("--tier"))
     if (changes := _changes(config)) is not None:
-        kept = changes.keep(items)
-        kept_names = {item.nodeid for item in kept}
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept_names])
+        kept = changes.keep(kept)
+    if len(kept) < len(items):
+        names = {item.nodeid for item in kept}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in names])
         items[:] = kept
     tiers.check_marks(items)
     check_marks(items)
@@ -126,6 +132,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "workerid"
     ] == "gw0":
         Path(file).write_text(json.dumps(groups), encoding="utf-8")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Where several tiers ran, what became of each."""
+    if len(counts := tiers.count(terminalreporter.stats)) > 1:
+        terminalreporter.section("tiers")
+        for tier, outcomes in counts.items():
+            said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+            terminalreporter.line(f"make {tier}: {said}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,6 @@
-"""What goes to the night leaves something that `make test` catches; groups are found; a record is written."""
+"""Each test has one tier; what goes to the night leaves something that the gate catches; groups are found; a record is
+written.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def item(name: str, *marks: Any, fixtures: tuple[str, ...] = (), spread: bool = 
     return SimpleNamespace(
         nodeid=name, name=function, originalname=function, path=tiers.ROOT / file, fixturenames=fixtures,
         module=SimpleNamespace(SPREAD=spread), callspec=SimpleNamespace(params=params),
-        get_closest_marker=by_name.get, iter_markers=lambda kind: [m for m in marks if m.name == kind],
+        user_properties=[], get_closest_marker=by_name.get, iter_markers=lambda kind: [m for m in marks if m.name == kind],
     )  # fmt: skip
 
 
@@ -40,9 +42,79 @@ def test_every_defect_is_one_that_its_test_runs_over() -> None:
 
 @pytest.mark.parametrize("names", [(), ("no such defect",), ("raw gradient", "no such defect")])
 def test_a_test_cannot_go_to_the_night_without_a_defect_that_is_caught(names: tuple[str, ...]) -> None:
-    with pytest.raises(pytest.UsageError, match="give defects that make test catches"):
+    with pytest.raises(pytest.UsageError, match="give defects that the gate catches"):
         tiers.check_marks([item("tests/unit/test_wire.py::test_it", pytest.mark.night(*names).mark)])
     tiers.check_marks([item("tests/unit/test_wire.py::test_it", pytest.mark.night("raw gradient").mark)])
+
+
+# ---- tiers ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("file", "tier"),
+    [
+        ("tests/unit/test_wire.py", "test"),
+        ("tests/unit/kernels/test_levels.py", "test"),
+        ("src/grace/wire.py", "test"),
+        ("tests/unit/kernels/test_triton_many.py", "triton"),
+        ("tests/adapters/test_keras.py", "doors"),
+        ("tests/distributed/test_of_a_door_that_is_new.py", "doors"),
+        ("tests/unit/grace_bench/report/test_page.py", "bench-test"),
+    ],
+)
+def test_a_file_is_of_the_tier_that_its_path_says(file: str, tier: str) -> None:
+    assert tiers.find_tier_of_file(tiers.ROOT / file) == tier
+    assert tiers.find_tier(item(f"{file}::test_it")) == tier
+
+
+def test_a_test_is_of_one_tier_the_marks_before_the_interpreters_before_the_paths() -> None:
+    name, moved = "tests/distributed/test_ddp.py::test_it", pytest.mark.tier("test").mark
+    assert tiers.find_tier(item(name, fixtures=("interpreter",))) == "triton"
+    assert tiers.find_tier(item(name, moved, fixtures=("interpreter",))) == "test"
+    for wrong in (pytest.mark.tier("no such tier"), pytest.mark.tier(), pytest.mark.tier("test", "doors")):
+        with pytest.raises(pytest.UsageError, match="names none of"):
+            tiers.find_tier(item(name, wrong.mark))
+
+
+def test_each_test_of_the_gate_runs_in_exactly_one_tier() -> None:
+    names = ["tests/unit/test_wire.py::a", "tests/unit/kernels/test_triton.py::b", "tests/distributed/test_ddp.py::c"]
+    runs = [test.nodeid for tier in tiers.TIERS for test in tiers.keep([item(name) for name in names], tier)]
+    assert sorted(runs) == sorted(names)
+    assert [test.nodeid for test in tiers.keep([item(name) for name in names], None)] == names
+
+
+def test_a_file_is_not_read_for_a_tier_that_it_has_nothing_of() -> None:
+    read = {
+        tier: {
+            str(f.relative_to(tiers.ROOT))
+            for f in tiers.ROOT.glob("tests/**/test_*.py")
+            if not tiers.leaves_out(f, tier)
+        }
+        for tier in tiers.TIERS
+    }
+    assert "tests/adapters/test_migrate.py" in read["doors"]
+    assert not any("tests/adapters/test_migrate.py" in read[tier] for tier in ("test", "triton", "laws", "bench-test"))
+    assert {"tests/unit/kernels/test_triton_skipped.py"} < read["test"] & read["triton"], (
+        "a case of each kernel is in make test"
+    )
+    assert "tests/unit/test_wire.py" in read["test"] - read["triton"] - read["doors"]
+
+
+def test_a_test_that_would_not_be_found_is_refused() -> None:
+    hidden = item("tests/adapters/test_migrate.py::test_it", pytest.mark.tier("test").mark)
+    with pytest.raises(pytest.UsageError, match="is of test: say so in its file"):
+        tiers.keep([hidden], "test")
+
+
+def test_a_run_says_what_became_of_each_tier() -> None:
+    of = [SimpleNamespace(user_properties=[("tier", tier)]) for tier in ("doors", "test", "doors")]
+    assert tiers.count({"passed": of, "failed": of[:1], "": of, "warnings": [object()]}) == {
+        "test": {"passed": 1},
+        "doors": {"failed": 1, "passed": 2},
+    }
+
+
+@pytest.mark.parametrize("tier", tiers.TIERS)
+def test_each_tier_has_its_command(tier: str) -> None:
+    assert f"--tier {tier}" in (tiers.ROOT / "Makefile").read_text().partition(f"\n{tier}: ")[2].partition("\n\n")[0]
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
-"""Which tests run when, and where: tiers by marker, groups for the processes of pytest-xdist.
+"""Which tests run when, and where: tiers by path, groups for the processes of pytest-xdist.
 
-- ``night(defect, ...)``: `make test` leaves the test out and `make night` runs it. It names the defects by which `make test`
-  shows that it catches in its place what this test is for: each is in :data:`CAUGHT`.
+- Each test belongs to one tier, which is named like its command: `make test`, `make triton`, `make doors`, `make laws` and
+  `make bench-test`. Its path says which (:data:`TIERS`); what runs in Triton's interpreter is of ``triton`` wherever it is,
+  and what nothing names, of ``test``. ``tier(name)`` moves a single test or case. `make gate`, which CI calls, runs them all.
+- ``night(defect, ...)``: no tier runs the test, and `make night` does. It names the defects by which the gate shows that it
+  catches in its place what this test is for: each is in :data:`CAUGHT`.
 - ``xdist_group(name)``: tests of a group run in one process, one after the other. Others go with their file, as their
   fixtures do; a file that says ``SPREAD = True`` shares nothing among its tests, and each of its functions goes alone.
 """
@@ -9,6 +12,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,34 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 POOLS = "pools"
+DEFAULT = "test"
+# Tests by the beginning of their paths; the longest that fits counts.
+TIERS = {
+    DEFAULT: (),
+    "triton": (
+        "tests/unit/kernels/test_triton",
+        "tests/unit/methods/common/test_waiting_bucket.py",
+        "tests/laws/test_asked_at_once",
+        "tests/laws/test_compositions",
+        "tests/laws/test_counted",
+        "tests/laws/test_every_size",
+        "tests/laws/test_factors",
+        "tests/laws/test_launches",
+        "tests/laws/test_many",
+        "tests/laws/test_nonfinite_factors",
+        "tests/laws/test_operations",
+        "tests/laws/test_single_tensors",
+        "tests/laws/test_triton",
+    ),
+    "doors": ("tests/adapters/", "tests/distributed/", "tests/grace_dl/", "tests/unit/transports/test_mpi.py"),
+    "laws": ("tests/fidelity/", "tests/laws/test_defaults.py"),
+    "bench-test": ("tests/benchmarks/", "tests/additions/", "tests/unit/grace_bench/", "tests/docs/test_site.py"),
+}
+_TIER_BY_PATH = {start: tier for tier, starts in TIERS.items() for start in starts}
+# By these texts in a file one knows, without importing it, that tests in it may be of another tier than its path says: by the
+# first of any tier, by the others of one.
+MOVES, INTERPRETER = "mark.tier(", "interpreter"
+MOVES_TO = {"triton": INTERPRETER, "laws": "by_tier("}  # the latter is of tests/laws/cases.py
 # What a test that stays catches: the defect, and the test that shows it.
 CAUGHT = {
     "raw gradient": "tests/adapters/test_same_answer.py::test_a_door_with_a_defect_is_caught",
@@ -45,10 +77,15 @@ CAUGHT = {
     "a sum that is written too far": "tests/laws/test_many_sanitized.py::test_mutants_are_caught",
     "a pass too few": "tests/unit/kernels/test_triton_passes.py::test_a_pass_too_few_is_noticed",
     "asks at some size": "tests/laws/test_no_sync.py::test_mutants_are_caught",
+    **dict.fromkeys(
+        ("a dropped exchange that stays", "an accumulated exchange that is undone"),
+        "tests/laws/test_unapplied.py::test_mutants_are_caught",
+    ),
     "padding_not_zeroed": "tests/laws/test_plans.py::test_each_mutant_is_caught",
     "a gradient in fresh memory": "tests/benchmarks/overhead/test_handing_over.py::test_rows_with_a_defect_are_caught",
     "a checksum of the first half": "tests/laws/test_checksums.py::test_the_law_catches",
     "a memory that overflowed": "tests/laws/test_overflow.py::test_mutants_are_caught",
+    "a tensor of the default dtype": "tests/laws/test_defaults.py::test_mutants_are_caught",
     "a digest that misses a bit": "tests/laws/test_drift.py::test_the_law_catches",
     "a run half written": "tests/unit/grace_bench/survey/test_runs.py::test_a_run_half_written_is_no_run",
     "a page that shows runs over other links, too": (
@@ -69,6 +106,67 @@ FIRST = (
     POOLS, "tests/adapters/test_same_answer", "tests/adapters/", "tests/distributed/", "toolkits", "tests/fidelity/",
     "tests/unit/kernels/test_triton", "tests/docs/", "tests/unit/grace_bench/", "tests/laws/",
 )  # fmt: skip
+
+
+@cache
+def find_tier_of_file(file: Path) -> str:
+    """The tier of the tests in a file."""
+    name = file.relative_to(ROOT).as_posix()
+    return _TIER_BY_PATH.get(
+        max((start for start in _TIER_BY_PATH if name.startswith(start)), key=len, default=""), DEFAULT
+    )
+
+
+def find_tier(item: pytest.Item) -> str:
+    """The tier of a test: its mark's, that of Triton's interpreter if it runs in it, its file's.
+
+    Raises:
+        UsageError: the mark names no tier.
+    """
+    mark = item.get_closest_marker("tier")
+    if mark is not None:
+        if len(mark.args) != 1 or mark.args[0] not in TIERS:
+            raise pytest.UsageError(f"{item.nodeid}: tier{mark.args} names none of {list(TIERS)}")
+        return str(mark.args[0])
+    return "triton" if INTERPRETER in getattr(item, "fixturenames", ()) else find_tier_of_file(item.path)
+
+
+@cache
+def leaves_out(file: Path, tier: str) -> bool:
+    """Tells of a file of another tier that no test in it is of this one, so that it need not be read."""
+    if file.suffix != ".py" or find_tier_of_file(file) == tier:
+        return False
+    text = file.read_text(encoding="utf-8")
+    return MOVES not in text and MOVES_TO.get(tier, MOVES) not in text
+
+
+def keep(items: list[pytest.Item], tier: str | None) -> list[pytest.Item]:
+    """The tests of a tier (of all, if it is None). Each carries its tier to the report.
+
+    Raises:
+        UsageError: a test is of a tier for which :func:`leaves_out` would not read its file.
+    """
+    kept = []
+    for item in items:
+        found = find_tier(item)
+        if leaves_out(item.path, found):
+            raise pytest.UsageError(f"{item.nodeid} is of {found}: say so in its file, by pytest.{MOVES}...)")
+        item.user_properties.append(("tier", found))
+        if tier in (None, found):
+            kept.append(item)
+    return kept
+
+
+def count(stats: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
+    """How many tests of each tier passed, failed and so on, from the reports of a run."""
+    counts: dict[str, dict[str, int]] = {}
+    for outcome in ("failed", "error", "passed", "skipped", "xfailed"):
+        for report in stats.get(outcome, []):
+            tier = dict(getattr(report, "user_properties", ())).get("tier")
+            if tier is not None:
+                of_tier = counts.setdefault(tier, {})
+                of_tier[outcome] = of_tier.get(outcome, 0) + 1
+    return {tier: counts[tier] for tier in TIERS if tier in counts}
 
 
 def find_group(item: pytest.Item) -> str:
@@ -96,7 +194,7 @@ def _rank(group: str) -> int:
 
 
 def check_marks(items: list[pytest.Item]) -> None:
-    """Nothing goes to the night without a defect that `make test` catches in its place.
+    """Nothing goes to the night without a defect that the gate catches in its place.
 
     Raises:
         UsageError: a mark without a defect, or with one that is not in the list.
@@ -105,7 +203,7 @@ def check_marks(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("night"):
             if not mark.args or not set(mark.args) <= CAUGHT.keys():
                 raise pytest.UsageError(
-                    f"{item.nodeid} goes to the night and names {list(mark.args)}: give defects that make test catches in "
+                    f"{item.nodeid} goes to the night and names {list(mark.args)}: give defects that the gate catches in "
                     f"its place. There are {sorted(CAUGHT)}; a new one comes with its test, in tests/tiers.py"
                 )
 

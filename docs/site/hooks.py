@@ -49,7 +49,8 @@ GROUPS = {  # of what `import grace` offers; what is in none of them is under "E
          "unpack", "quantize", "dequantize", "sparsify", "desparsify"],
     ),
     "errors": (
-        "Errors", ["GraceError", "GraceWarning", "OptimizerWarning", "UncompressedWarning", "DivergenceWarning"],
+        "Errors", ["GraceError", "GraceWarning", "OptimizerWarning", "UncompressedWarning", "UnexchangedWarning",
+                   "DivergenceWarning"],
     ),
 }  # fmt: skip
 ARCHIVE = "survey/report.html"  # made of the archive, when the site is built

@@ -63,7 +63,9 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
         f"The archive has {len(rows)} runs, which took {hours:.2f} hours of one core; {trials} of them only chose a learning "
         f"rate. The plan has {len(plan)}; the others have not been run, and are not measured. In {seeds} places of the tables "
         f"a method has {SEEDS} seeds or more; one with fewer has no interval, and nothing is concluded from it. The plan was "
-        "extended, and the rules of the verdicts were written, while the first runs were already there.", "",
+        "extended, and the rules of the verdicts were written, while the first runs were already there. `drive` and `eden` "
+        "were run with what is now `rotation=shared`; with private rotations, the default since, decoding takes longer, and "
+        "the error of the mean is smaller.", "",
         "## The survey's findings", "",
         "An interval is a 95 % bootstrap interval of the median over seeds. One method is better than another only where "
         "their intervals do not touch. Of three seeds the interval is their range, which holds the true median three times in "

@@ -1,6 +1,7 @@
 // Rotations of blocks, and codes of rotated blocks: centroids of the normal distribution and one scale.
 //
-//   wire of a row:  the scales of its blocks (float32), then the codes of its rotated numbers, packed
+//   wire of a row:  the key of its stream, if it was rotated in private (two uint32); the scales of its blocks (float32); the
+//                   codes of its rotated numbers, packed
 #include "../rotation.h"
 
 namespace grace {
@@ -90,6 +91,8 @@ bool rotate_and_measure(const Rows& r, float* out, float* norms, const Key& key,
     return !bad;
 }
 
+constexpr int64_t KEY = 8;  // bytes of a key in front of a wire
+
 // The centroids of `bits` bits, ascending, and what is between each and the next.
 struct Book {
     int bits, size;
@@ -156,10 +159,15 @@ float encode_block(const Book& book, bool mse, float* y, float* centroids, int64
     return scale;
 }
 
-bool encode(const Rows& r, const Book& book, bool mse, const Key& key, uint8_t* wire, int64_t stride, int threads) {
+bool encode(const Rows& r, const Book& book, bool mse, bool keyed, const Key& key, uint8_t* wire, int64_t stride, int threads) {
     const RotationTasks tasks(r.n, r.block);
     const int64_t heads = 4 * r.blocks();
     int32_t bad = 0;
+    if (keyed) {
+        const uint32_t words[2] = {key.k0, key.k1};
+        for (int64_t row = 0; row < r.rows; row++) memcpy(wire + row * stride, words, KEY);
+        wire += KEY;  // rows are as far apart as before
+    }
     auto work = [&](int64_t task) {
         const int64_t row = task / tasks.per_row, start = task % tasks.per_row * tasks.size, stop = least(r.n, start + tasks.size);
         const Signs signs(key, start, stop - start);
@@ -286,6 +294,59 @@ int64_t sum(const Book& book, const uint8_t* const* wires, int64_t W, float* out
     return refused;
 }
 
+// As sum, of wires that begin with keys: each is rotated back by its own, and added to out.
+int64_t sum_keyed(const Book& book, const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, float weight,
+                  bool accumulate, uint32_t step, int threads) {
+    const RotationTasks tasks(n, block);
+    const int64_t heads = KEY + 4 * ceil_div(n, block);
+    int64_t refused = OK;
+    auto work = [&](int64_t task) {
+        const int64_t start = task * tasks.size, stop = least(n, start + tasks.size);
+        const int64_t unit = block < SIGNS ? SIGNS : block;  // codes of whole bytes
+        float* y = new float[(size_t)padded(unit)];
+        uint8_t* codes = new uint8_t[(size_t)(unit + 64)];
+        int64_t fault = OK;
+        if (!accumulate)
+            for (int64_t i = start; i < stop; i++) out[i] = 0;
+        for (int64_t w = 0; w < W; w++) {
+            uint32_t key[2];
+            memcpy(key, wires[w], KEY);
+            const Signs signs(Key{key[0], key[1], step}, start, stop - start);
+            for (int64_t at = start; at < stop; at += unit) {
+                const int64_t some = least(unit, stop - at);
+                unpack_codes(book.bits, wires[w] + heads + packed_bytes(at, book.bits), some, codes);
+                memset(codes + some, 0, 16);
+                for (int64_t i = 0; i < some; i += block) {
+                    const int64_t len = least(block, some - i);
+                    float scale, table[16];
+                    memcpy(&scale, wires[w] + KEY + (at + i) / block * 4, 4);
+                    if (!fits(book, scale, codes + i, len)) fault = BAD_HEAD;
+                    for (int j = 0; j < 16; j++) table[j] = book.centroid[j] * (scale * weight);
+                    if (block < L) {
+                        for (int64_t j = i; j < i + len; j++) y[j] = table[codes[j]];
+                        transform_block(y + i, len, block, largest_few(y + i, len));
+                        continue;
+                    }
+                    const Sixteen said(table);
+                    for (int64_t j = i; j < i + len; j += L) store(y + j, said.at(load_u8(codes + j)));
+                    for (int64_t j = i + len; j < i + ceil_div(len, L) * L; j++) y[j] = 0;  // what codes behind the last say
+                    transform_block(y + i, len, block, len < L ? largest_few(y + i, len) : largest_of(y + i, len));
+                }
+                signs.flip(y, at, some, y);
+                float* to = out + at;
+                int64_t i = 0;
+                for (; i + L <= some; i += L) store(to + i, loadf(to + i) + loadf(y + i));
+                for (; i < some; i++) to[i] += y[i];
+            }
+        }
+        delete[] y;
+        delete[] codes;
+        if (fault != OK) __atomic_store_n(&refused, fault, __ATOMIC_RELAXED);
+    };
+    parallel(tasks.per_row, enough_threads(n, threads), work);
+    return refused;
+}
+
 }  // namespace
 }  // namespace GRACE_TARGET
 }  // namespace grace
@@ -308,14 +369,17 @@ GRACE_EXPORT(rotate_norms)(const float* x, const float* memory, float* out, int6
 }
 
 GRACE_EXPORT(encode_rotated)(const float* x, const float* memory, float* rest, int64_t rows, int64_t n, int64_t block,
-                             uint8_t* wire, int64_t stride, const float* book, int bits, int mse, uint32_t k0, uint32_t k1,
-                             uint32_t step, int threads) {
+                             uint8_t* wire, int64_t stride, const float* book, int bits, int mse, int keyed, uint32_t k0,
+                             uint32_t k1, uint32_t step, int threads) {
     using namespace grace::GRACE_TARGET;
-    return encode(Rows{x, memory, rest, rows, n, block}, Book(book, bits), mse != 0, Key{k0, k1, step}, wire, stride, threads);
+    return encode(Rows{x, memory, rest, rows, n, block}, Book(book, bits), mse != 0, keyed != 0, Key{k0, k1, step}, wire, stride,
+                  threads);
 }
 
 GRACE_EXPORT(sum_rotated)(const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, const float* book,
-                          int bits, float weight, int accumulate, uint32_t k0, uint32_t k1, uint32_t step, int threads) {
+                          int bits, int keyed, float weight, int accumulate, uint32_t k0, uint32_t k1, uint32_t step,
+                          int threads) {
     using namespace grace::GRACE_TARGET;
+    if (keyed) return sum_keyed(Book(book, bits), wires, W, out, n, block, weight, accumulate != 0, step, threads);
     return sum(Book(book, bits), wires, W, out, n, block, weight, accumulate != 0, Key{k0, k1, step}, threads);
 }

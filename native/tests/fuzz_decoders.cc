@@ -162,19 +162,19 @@ void encode_blocked(Feed& feed, Dice& dice, Input& to) {
 // ---- codes of rotated blocks
 struct Rotated {
     int64_t n, block, W;
-    int bits;
+    int bits, keyed;
     std::vector<float> book;
     int64_t width;
     explicit Rotated(Feed& feed)
-        : n(1 + feed.upto(5000)), block(2ll << feed.byte() % 16), W(1 + feed.upto(2)), bits(1 + feed.byte() % 4), book(centroids(bits)),
-          width(rotated_width(n, block, bits)) {}
+        : n(1 + feed.upto(5000)), block(2ll << feed.byte() % 16), W(1 + feed.upto(2)), bits(1 + feed.byte() % 4), keyed(feed.byte() & 1),
+          book(centroids(bits)), width(rotated_width(n, block, bits, keyed)) {}
 };
 Decoded decode_rotated(Feed& feed, int target) {
     const Rotated r(feed);
     std::vector<const uint8_t*> wires;
     for (int64_t w = 0; w < r.W; w++) wires.push_back(feed.bytes(r.width));
     float* out = feed.array<float>(r.n);
-    const int64_t code = sum_rotated[target](wires.data(), r.W, out, r.n, r.block, r.book.data(), r.bits, 0.5f, 0, 1, 2, 3, 1);
+    const int64_t code = sum_rotated[target](wires.data(), r.W, out, r.n, r.block, r.book.data(), r.bits, r.keyed, 0.5f, 0, 1, 2, 3, 1);
     for (int64_t i = 0; i < r.n; i++) out[i] = out[i] == out[i] ? out[i] : 0;  // sums may overflow
     return {code, out, 4 * r.n};
 }
@@ -184,7 +184,7 @@ void encode_rotated_blocks(Feed& feed, Dice& dice, Input& to) {
         float* x = feed.array<float>(r.n);
         for (int64_t i = 0; i < r.n; i++) x[i] = number(USUAL, dice);
         uint8_t* wire = feed.array<uint8_t>(r.width);
-        encode_rotated[0](x, nullptr, nullptr, 1, r.n, r.block, wire, r.width, r.book.data(), r.bits, 0, 1, 2, 3, 1);
+        encode_rotated[0](x, nullptr, nullptr, 1, r.n, r.block, wire, r.width, r.book.data(), r.bits, 0, r.keyed, 1, 2, 3, 1);
         append(to, wire, r.width);
     }
 }

@@ -381,7 +381,9 @@ inline std::vector<float> centroids(int bits) {
     for (int i = 0; i < 1 << bits; i++) book.push_back(0.3f * static_cast<float>(2 * i + 1 - (1 << bits)));
     return book;
 }
-inline int64_t rotated_width(int64_t n, int64_t block, int bits) { return 4 * blocks(n, block) + (n * bits + 7) / 8; }
+inline int64_t rotated_width(int64_t n, int64_t block, int bits, int keyed) {
+    return 8 * keyed + 4 * blocks(n, block) + (n * bits + 7) / 8;
+}
 
 inline void run_rotate(Trial& t) {
     if (t.n == 0) return;
@@ -399,14 +401,15 @@ inline void run_rotated(Trial& t) {
     const int bits = 1 + static_cast<int>(t.dice.below(4));
     const std::vector<float> book = centroids(bits);
     const int64_t block = 2ll << t.dice.below(16);
-    const Encoding e(t, block, rotated_width(t.n, block, bits));
+    const int keyed = t.dice.coin();
+    const Encoding e(t, block, rotated_width(t.n, block, bits, keyed));
     const int64_t all = encode_rotated[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, book.data(), bits,
-                                                 t.dice.coin(), key.k0, key.k1, key.step, t.threads);
+                                                 t.dice.coin(), keyed, key.k0, key.k1, key.step, t.threads);
     t.returned(all);
     if (!all) return t.forget();
     float* out = t.written(t.numbers(t.n), t.n);
-    t.returned(sum_rotated[t.target](e.wires.data(), e.W, out, t.n, block, book.data(), bits, 0.5f, t.dice.coin(), key.k0, key.k1,
-                                     key.step, t.threads));
+    t.returned(sum_rotated[t.target](e.wires.data(), e.W, out, t.n, block, book.data(), bits, keyed, 0.5f, t.dice.coin(), key.k0,
+                                     key.k1, key.step, t.threads));
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 

@@ -26,7 +26,15 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.contract.wrapping import layers
-from grace.errors import DivergenceWarning, GraceError, GraceWarning, OptimizerWarning, UncompressedWarning
+from grace.environment import warn_misspelt as _warn_misspelt
+from grace.errors import (
+    DivergenceWarning,
+    GraceError,
+    GraceWarning,
+    OptimizerWarning,
+    UncompressedWarning,
+    UnexchangedWarning,
+)
 from grace.memories import *
 from grace.methods import *
 from grace.registry import method, register, register_communicator, register_memory, spell
@@ -68,6 +76,7 @@ __all__ = [
     "Simulator",
     "Traffic",
     "UncompressedWarning",
+    "UnexchangedWarning",
     "attach",
     "broadcast_object",
     "broadcast_optimizer_state",
@@ -95,3 +104,4 @@ __all__ = [
 __all__ += _communicators.__all__
 __all__ += _memories.__all__
 __all__ += _methods.__all__
+_warn_misspelt()

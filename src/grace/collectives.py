@@ -32,7 +32,7 @@ ReduceOp: TypeAlias = Literal["sum", "mean", "max"]
 
 
 class Parts(NamedTuple):
-    """Of what a buffer is made up, one part after the other along its last dimension. of: whose the parts are, as numbers that
+    """Parts of a buffer, one after the other along its last dimension. of: whose the parts are, as numbers that
     increase. sizes: how many numbers each has, with the gap behind it.
     """
 

@@ -106,6 +106,14 @@ class ReplicasWarning(GraceWarning):
     """Replicas differed, and were repaired."""
 
 
+class EnvironmentWarning(GraceWarning):
+    """An environment variable that Grace does not read, but whose name is nearly that of one that it does."""
+
+
+class UnexchangedWarning(GraceWarning):
+    """Parameters that are trained without an exchange of their gradients: each rank trains its own. It comes on each rank."""
+
+
 class KernelsWarning(GraceWarning):
     """The native kernels are not there: what runs is slower."""
 

@@ -75,7 +75,7 @@ def compression(method: Method[Any] | str) -> type:
     def from_wire(wire: Tensor, like: Tensor) -> Tensor:
         if compressor.transparent:
             return wire
-        out = torch.zeros(1, like.numel())
+        out = torch.zeros(1, like.numel(), dtype=torch.float32, device=wire.device)
         scale = float(_world()) if compressor.predivide else 1.0
         compressor.decompress_add_(wire.view(1, -1), out, scale, _stream(name))
         return out.view(like.shape).to(like.dtype)
@@ -118,7 +118,9 @@ def _find_summable(chosen: Method[Any], name: str) -> Compressor:
 
 
 def _wire_dtype(compressor: Compressor, name: str) -> str:
-    return str(compressor.compress_(torch.zeros(1, 64), _stream(name), False).dtype).removeprefix("torch.")
+    return str(
+        compressor.compress_(torch.zeros(1, 64, dtype=torch.float32, device="cpu"), _stream(name), False).dtype
+    ).removeprefix("torch.")
 
 
 def _stream(name: str) -> Stream:

@@ -30,6 +30,7 @@ class CompressionCallback(AttachingCallback, _transformers.TrainerCallback):  # 
     it when ``train`` begins, and detaches when it ends.
 
     - The folders ``checkpoint-N`` hold the memories (``grace.pt``), and ``train(resume_from_checkpoint=...)`` gives them back.
+    - A second ``train`` of the same model with the same callback goes on with the memories of the first.
     - The trainer's logs get ``grace_ratio`` and others, per step, with each training loss: see :meth:`grace.Handle.log`.
     - Under ``fp16=True`` memories are in units without the loss's scale.
 
@@ -51,7 +52,8 @@ class CompressionCallback(AttachingCallback, _transformers.TrainerCallback):  # 
         trainer, folder = _find_trainer()
         how = "start it with torchrun, without FSDP and DeepSpeed"
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        self._attach(trainer.model_wrapped, how, optimizer, getattr(trainer.accelerator, "scaler", None))
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        self._attach(trainer.model_wrapped, how, optimizer, scaler, resumes=folder is not None)
         self._trainer = trainer
         if folder is not None:
             file = Path(folder) / FILE

@@ -23,7 +23,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from grace.errors import PayloadError, StepMismatch
+from grace.errors import InputError, PayloadError, StepMismatch
 from grace.flags.finite import Flag, on_host
 from grace.flags.refusals import refuse_unless
 
@@ -181,11 +181,19 @@ class Gathered(Sequence[Tensor]):
         rows: ``[W, s]`` uint8, contiguous rows.
         at: the byte of a row where the sealed wire begins.
         width: bytes of the wire. dtype: of its numbers.
+
+    Raises:
+        InputError: other rows, or shorter ones.
     """
 
     __slots__ = ("_at", "_rows", "_views", "dtype", "pointers", "width")
 
     def __init__(self, rows: Tensor, at: int, width: int, dtype: torch.dtype = torch.uint8):
+        if rows.dtype is not torch.uint8 or rows.stride(1) != 1 or at + HEADER + width > rows.shape[1]:
+            raise InputError(
+                f"wires of {width} bytes at byte {at + HEADER} must lie in rows uint8 [W, s], bytes side by side, "
+                f"got {rows.dtype} {list(rows.shape)} {rows.stride()}"
+            )
         self._rows, self._at, self.width, self.dtype = rows, at, width, dtype
         self._views: list[Tensor] | None = None
         first, step = rows.data_ptr() + at + HEADER, rows.stride(0)
@@ -234,11 +242,11 @@ def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], ste
     if all(finite):
         numbers[..., words] = header_of(True, step)
     else:
-        numbers[..., words] = torch.tensor([header_of(fine, step) for fine in finite], dtype=torch.int32)
+        numbers[..., words] = torch.tensor([header_of(fine, step) for fine in finite], dtype=torch.int32, device="cpu")
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
-    """Whether every sender of these sealed wires ``[b, s]`` saw only finite numbers.
+    """True if every sender of these sealed wires ``[b, s]`` saw only finite numbers.
 
     step: the receiver's. sender: the rank that the first row came from; the others came from the ranks after it.
 
@@ -248,7 +256,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     """
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
-    headers = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
+    headers = _view_as(sealed[:, :HEADER], torch.int32).view(-1)
     if not on_host(sealed.device):
         good, bad = header_of(True, step), header_of(False, step)
         finite, legal = headers == good, (headers == good) | (headers == bad)
@@ -258,7 +266,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
 
 
 def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
-    """Whether no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
+    """True if no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
     good, bad = header_of(True, step), header_of(False, step)
     if headers.count(good) == len(headers):
         return True

@@ -26,7 +26,7 @@ def load() -> float:
 
 
 def is_busy(load: float | None, cores: int) -> bool:
-    """Whether times taken at this load are doubtful; ``load`` None: unknown."""
+    """True if times taken at this load are doubtful; ``load`` None: unknown."""
     return load is not None and load > _BUSY * cores
 
 

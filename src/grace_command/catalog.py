@@ -29,7 +29,7 @@ def read() -> dict[str, Any]:
 
 
 def is_whole() -> bool:
-    """Whether the catalog has all methods here; in a checkout it may lack a new file."""
+    """True if the catalog has all methods here; in a checkout it may lack a new file."""
     spec = importlib.util.find_spec("grace")  # finds it without importing it
     places = [] if spec is None else spec.submodule_search_locations or []
     found = [list_files(Path(place) / "methods") for place in places]

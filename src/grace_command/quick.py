@@ -17,8 +17,9 @@ _HELP = (["--help"], ["bench", "--help"])
 
 def greeting(version: str) -> str:
     """What ``grace`` prints without arguments."""
-    return f"""Grace {version}: gradient compression for distributed deep learning. Three commands to try:
+    return f"""Grace {version}: gradient compression for distributed deep learning. Four commands to try:
 
+  grace explain auto                                          what chooses a method for you while you train
   grace list                                                  the methods, each in a line
   grace explain topk:ratio=0.01                               what one sends, and what it promises
   grace train --method topk:ratio=0.01 --workers 2            train a small model with it, here

@@ -25,7 +25,12 @@ def list_table(rows: Sequence[dict[str, str]]) -> RenderableType:
         lines.add_row(
             line["name"], line["family"], Text(line["summary"]), Text(line["optimizer"]), Text(line["recipe"])
         )
-    return lines
+    return Group(
+        lines,
+        Text(
+            "\nauto measures, and chooses one of these for each bucket while you train: grace explain auto", style="dim"
+        ),
+    )
 
 
 def tasks_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
@@ -37,6 +42,14 @@ def tasks_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
         table.add_row(Text(row["name"], style="bold"), Text(row["about"]), *size, row["metric"], row["better"], batch)
     more = "--data DIR takes the official files, --data synthetic random batches. Your own: module:Class."
     return Group(table, Text(more, style="dim"))
+
+
+def auto_text(found: dict[str, Any]) -> RenderableType:
+    """Settings of ``auto``, and what they mean."""
+    parts: list[RenderableType] = [Text(found["settings"], style="bold"), Text(found["summary"]), Text()]
+    for name, text in found["sections"].items():
+        parts += [Text(name, style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
+    return Group(*parts)
 
 
 def method_table(found: dict[str, Any]) -> RenderableType:

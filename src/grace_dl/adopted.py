@@ -204,7 +204,7 @@ class Adopted(Method[None]):
 
     def owed(self, state: None) -> Tensor | None:
         """A vote promises no sum, and hands out no rest that a memory may keep."""
-        return None if self.original.compressor.average else torch.zeros(())
+        return None if self.original.compressor.average else torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def _check_rows(told: Tensor, n: int, mine: list[int], rank: int) -> list[list[int]]:

@@ -182,7 +182,7 @@ class Communicator:
     # ---- GRACE's protocol ---------------------------------------------------------------------------------------------
     @property
     def _sends_alone(self) -> bool:
-        """Whether it is a user's communicator that sends in its own way, in two halves."""
+        """True if it is a user's communicator that sends in its own way, in two halves."""
         return type(self).async_send is not Communicator.async_send
 
     def _begin(self, tensor: Any, name: str) -> tuple[Any, Any]:

@@ -112,7 +112,7 @@ class KnownCompressor(Knobs, Compressor):
 
     def decompress(self, tensors: Sequence[Tensor], ctx: Any) -> Tensor:
         codec, rng, shape, dtype = ctx
-        out = torch.zeros(1, shape.numel(), device=tensors[0].device)
+        out = torch.zeros(1, shape.numel(), device=tensors[0].device, dtype=torch.float32)
         codec.decompress_add_(tensors[0][None], out, 1.0, rng)
         return out.view(shape).to(dtype)
 

@@ -20,7 +20,7 @@ from grace.transports.base import Transport
 def as_bytes(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors side by side, uint8 ``[size]``."""
     flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
-    return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.uint8)
+    return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.uint8, device="cpu")
 
 
 def from_bytes(raw: Tensor, like: Sequence[Tensor], rows: Sequence[int] | None = None) -> list[Tensor]:

@@ -18,7 +18,7 @@ SCRIPT = "with_trainers.py"
 CASES = {
     "lightning": [
         "trains_logs_and_resumes", "resumes_with_the_same_bits", "another_package_resumes_too",
-        "another_strategy_is_refused",
+        "another_strategy_is_refused", "a_second_fit_goes_on",
     ],
     "transformers": [
         "trains_logs_and_resumes", "resumes_with_the_same_bits", "accelerate_resumes",

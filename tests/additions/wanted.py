@@ -180,7 +180,7 @@ import grace
 
 
 def test_it_carries_what_a_gather_carries() -> None:
-    assert grace.spell(grace.method("qsgd:communicator=gathering")) == "qsgd:communicator=gathering"
+    assert grace.spell(grace.method("qsgd:communicator=gathering")) == "qsgd:bits=4,communicator=gathering"
 """,
         "changes/gathering.feature.md": "`communicator=gathering`.\n",
     },

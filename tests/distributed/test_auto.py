@@ -186,6 +186,7 @@ def between_replicas(rank: int, world: int, steps: int, shard: str | None) -> di
     weights = sharded_models.train(net, 8, from_step=steps)
     found = handle.explain()  # type: ignore[attr-defined]
     handle.detach()
+    assert "4 workers, 2 replicas of 2 shards, over" in str(found)
     methods = [bucket.method for bucket in found.buckets]
     return {"weights": weights, "methods": methods, "history": found.history, "stage": found.stage}
 

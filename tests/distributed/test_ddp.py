@@ -35,6 +35,7 @@ def test_none_is_plain_ddp_to_the_bit(pool: Pool, options: dict[str, Any]) -> No
     pool.run(none_is_plain, options)
 
 
+@pytest.mark.tier("test")
 def test_none_is_plain_ddp_with_gradients_as_views_of_the_bucket(pair: Pool) -> None:
     pair.run(none_is_plain, {"gradient_as_bucket_view": True})
 
@@ -79,6 +80,7 @@ def accumulation(rank: int, world: int) -> None:
     handle.detach()
 
 
+@pytest.mark.tier("test")
 def test_gradient_accumulation_exchanges_once(pair: Pool) -> None:
     pair.run(accumulation)
 
@@ -93,6 +95,7 @@ def unused(rank: int, world: int, spec: str) -> None:
     handle.detach()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("spec", ["none", "topk", "powersgd"])
 def test_unused_parameters(pair: Pool, spec: str) -> None:
     pair.run(unused, spec)
@@ -147,5 +150,6 @@ def policies(rank: int, world: int) -> None:
     handle.detach()
 
 
+@pytest.mark.tier("test")
 def test_a_policy_by_name_shape_and_step(pair: Pool) -> None:
     pair.run(policies)

@@ -119,7 +119,7 @@ def unfrozen_later(rank: int, world: int) -> None:
     handle = grace.attach(net, "topk:ratio=0.1")
     train(net, rank, range(2))
     net.module.extra.requires_grad_(rank == 1)
-    text = "'extra.weight' requires a gradient now.*wrap model.module anew" if rank == 1 else "has died, left"
+    text = "'extra.weight' requires a gradient now.*wrap model.module anew" if rank == 1 else "has died, or has left"
     with pytest.raises((InputError, GraceError), match=text):
         train(net, rank, range(3))
     handle.detach()

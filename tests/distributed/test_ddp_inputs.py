@@ -110,11 +110,11 @@ def differing(rank: int, world: int) -> list[str]:
 
 def test_ranks_that_differ_are_told_in_what(pair: Pool) -> None:
     for messages in pair.run(differing):
-        assert "method: topk on ranks [0], qsgd on ranks [1]" in messages[0]
+        assert "method: topk on ranks [0], qsgd:bits=4 on ranks [1]" in messages[0]
         assert "topk:ratio=0.02 on ranks [1]" in messages[1]
         assert "seed: 1 on ranks [0], 2 on ranks [1]" in messages[2]
-        assert "method: absent on ranks [0], qsgd on ranks [1]" in messages[3]
-        assert "method: none on ranks [0], qsgd on ranks [1]" in messages[4]
+        assert "method: absent on ranks [0], qsgd:bits=4 on ranks [1]" in messages[3]
+        assert "method: none on ranks [0], qsgd:bits=4 on ranks [1]" in messages[4]
 
 
 def other_shapes(rank: int, world: int) -> str:
@@ -143,6 +143,10 @@ def refused(rank: int, world: int) -> None:
     hooked.register_comm_hook(None, _other_hook)
     with pytest.raises(ConfigurationError, match="hook of its own"):
         grace.attach(hooked, "topk")
+    mixed = DistributedDataParallel(nn.Linear(2, 2))
+    mixed.mixed_precision = object()  # what torch keeps of its argument
+    with pytest.raises(ConfigurationError, match=r"mixed_precision=\.\.\..*torch\.autocast"):
+        grace.attach(mixed, "topk")
     with pytest.raises(CompositionError, match="granularity='parameter'"):
         grace.attach(model(), "powersgd", granularity="model")
     with pytest.raises(ConfigurationError, match="granularity='layer'"):

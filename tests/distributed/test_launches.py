@@ -44,7 +44,7 @@ def test_ranks_that_differ_hear_in_what_also_where_one_of_them_keeps_the_store(s
     for status, output in fork(script, "differ", workers=3):
         assert status == 3, output
         assert "FingerprintMismatch after" in output
-        assert "method: topk on ranks [0], qsgd on ranks [1, 2]" in output
+        assert "method: topk on ranks [0], qsgd:bits=4 on ranks [1, 2]" in output
 
 
 def test_launchers_that_count_restarts_differently(script: Path) -> None:

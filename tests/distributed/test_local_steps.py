@@ -189,7 +189,7 @@ def test_the_bytes_of_a_step_drop_by_h(pair: Pool, spec: str) -> None:
     assert each["sent_bytes_per_step"] == 4 * fourth["sent_bytes_per_step"] > 0
     assert fourth["ratio"] == pytest.approx(4 * each["ratio"])
     assert each["rounds_per_step"] == 4 * fourth["rounds_per_step"]
-    assert late["rounds_per_step"] == each["rounds_per_step"] * 5 / 8  # four in the warm-up, one window
+    assert late["rounds_per_step"] * 8 == 4 + each["rounds_per_step"]  # four all-reduces in the warm-up, one window
     assert late["exchange_seconds_per_step"] > 0 < late["codec_seconds_per_step"]
     if spec == "none":
         assert each["ratio"] == pytest.approx(1, abs=1e-3)

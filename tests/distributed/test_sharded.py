@@ -89,9 +89,13 @@ def test_none_is_plain_fsdp_to_the_bit(three: Pool, way: str, options: dict[str,
     three.run(none_is_plain, "fsdp", way, options)
 
 
-def test_none_is_plain_fsdp_on_two_and_on_four(pair: Pool, four: Pool) -> None:
-    for pool in (pair, four):
-        pool.run(none_is_plain, "fsdp", "", {})
+@pytest.mark.tier("test")
+def test_none_is_plain_fsdp_on_two(pair: Pool) -> None:
+    pair.run(none_is_plain, "fsdp", "", {})
+
+
+def test_none_is_plain_fsdp_on_four(four: Pool) -> None:
+    four.run(none_is_plain, "fsdp", "", {})
 
 
 @pytest.mark.parametrize(("way", "options"), [*WAYS, ("no all-reduce", {})], ids=str)
@@ -260,12 +264,15 @@ def refused(rank: int, world: int) -> None:
     handle = grace.attach(net, "topk:ratio=0.1")
     says("Grace is attached", net)
     handle.detach()
-    net = Net().half()
-    fully_shard(net)
-    handle = grace.attach(net, "topk:ratio=0.1")
-    with pytest.raises(InputError, match=r"reduced in torch\.float16"):
-        net(torch.randn(2, 32, dtype=torch.float16)).sum().backward()
-    assert isinstance(handle.error, InputError)
+    for dtype in (torch.float16, torch.float64):
+        net = Net().to(dtype)
+        fully_shard(net)
+        says(f"reduced in {dtype}", net)
+    net = make()
+    grace.attach(net, "topk:ratio=0.1")
+    net.double()
+    with pytest.raises(InputError, match=r"reduced in torch\.float64"):
+        net(torch.randn(2, 32, dtype=torch.float64)).sum().backward()
 
 
 def test_what_cannot_work_is_refused(pair: Pool) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import grace
+from grace.collectives import ring_bytes
 from grace.errors import CompositionError, ConfigurationError, GraceError, PayloadError
 from grace.methods.fp8 import FP8
 from grace.methods.lpc import LPC
@@ -116,6 +117,10 @@ def computes_with(rank: int, world: int, kind: str, weights: str, mp: dict[str, 
     moved = (exact[0] - exact[1]).abs().max()
     assert moved < 0.01, "the shard moves by less than a step of the grid"
     assert handle.axes["weights"].ratio > 1.5
+    found = handle.axes.values()
+    dense = sum(ring_bytes(one.dense_bytes, one.world) for one in found)
+    assert handle.stats.ratio == dense / sum(one.traffic.sent for one in found)
+    assert min(one.ratio for one in found) < handle.stats.ratio < max(one.ratio for one in found), "of all axes"
     handle.detach()
     net.unshard()
     truth = net.weight.detach().float().clone()
@@ -264,6 +269,7 @@ def refused(rank: int, world: int) -> None:
     says("powersgd has an exchange of its own", "hsdp", method="none", shard="powersgd")
     for weights, text in (
         ("topk:memory=none", "leaves numbers out"),
+        ("topk", "leaves numbers out"),  # and not: give it no memory
         ("efsignsgd", "has a memory"),
         ("powersgd:memory=none", "exchange of its own"),
         ("signsgd", "takes votes"),

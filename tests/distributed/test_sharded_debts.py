@@ -125,9 +125,6 @@ def test_any_method_goes_between_replicas(four: Pool, spec: str) -> None:
     assert len({out for out, *_ in four.run(learn, "hsdp", spec, "")}) == 1
 
 
-@pytest.mark.skipif(
-    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13), reason="unused parameters take torch 2.13"
-)
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
 def test_parameters_may_be_unused(four: Pool, kind: str) -> None:
     assert len({out for out, *_ in four.run(learn, kind, "topk:ratio=0.05", "unused")}) == 1

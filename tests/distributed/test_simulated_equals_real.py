@@ -83,13 +83,24 @@ def first_of_each() -> set[str]:
 NARROW = ("fp16", "bf16")  # the network adds up in 11 or 8 bits, in an order of its own
 
 
-FIRST = first_of_each() | {spell_case(name, knobs[0]) for name, knobs in KNOBS.items()}
+CONVERSATIONS = first_of_each()
+FIRST = CONVERSATIONS | {spell_case(name, knobs[0]) for name, knobs in KNOBS.items()}
 NIGHT = pytest.mark.night("mean without 1/W", "rows in another order", "maximum that adds", "another root")
 ALL = [spec if spec in FIRST else pytest.param(spec, marks=NIGHT) for spec in CASES]
 
 
 @pytest.mark.parametrize("spec", ALL)
 def test_simulated_equals_real(spec: str, pool: Pool) -> None:
+    check(spec, pool)
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("spec", sorted(CONVERSATIONS))
+def test_simulated_equals_real_between_two(spec: str, pair: Pool) -> None:
+    check(spec, pair)
+
+
+def check(spec: str, pool: Pool) -> None:
     method = CASES[spec]
     results = pool.run(real, method)
     simulator = Simulator(Policy([("*", method)]), pool.world)

@@ -112,6 +112,11 @@ def test_a_link_is_measured_where_the_bytes_pass(folder):
 KILLED = pytest.param(signal.SIGKILL, marks=pytest.mark.night("a worker that outlives its command"))
 
 
+def hear_of_ctrl_c():
+    """What a shell starts in the background ignores SIGINT, and so does all that it starts, such as tests."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, KILLED])
 def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(folder, ending):
     arguments = ["--tasks", f"{BLOBS},owntask:Slow", "--methods", "none", "--baselines", "", "--steps", "60"]
@@ -119,6 +124,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
     process = subprocess.Popen(
         grace_command("bench", "train", *arguments, *linked, *SHORT, "--out", "out"), cwd=folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
+        preexec_fn=hear_of_ctrl_c,
     )  # fmt: skip
     try:
         deadline = time.monotonic() + PATIENCE
@@ -156,6 +162,7 @@ def namespaces():
     return found
 
 
+@pytest.mark.tier("test")
 def test_in_workers_that_torchrun_has_started(folder):
     arguments = [
         "bench",

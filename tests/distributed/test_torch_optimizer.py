@@ -113,6 +113,7 @@ def same_as_simulated(rank: int, world: int, spec: str, granularity: str) -> int
     return steps
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("spec", SPECS)
 def test_means_are_those_of_the_simulator_to_the_bit(pair: Pool, spec: str) -> None:
     assert pair.run(same_as_simulated, spec, "parameter") == [4, 4]
@@ -481,6 +482,7 @@ def resumed(rank: int, world: int) -> None:
     optimizer.handle.detach()
 
 
+@pytest.mark.tier("test")
 def test_memories_are_in_the_state(pair: Pool) -> None:
     pair.run(resumed)
 

@@ -90,7 +90,7 @@ def misuse(rank: int, world: int) -> None:
         elif wrong is not_between_steps:
             optimizer.step()
         else:
-            with pytest.raises(GraceError, match="has died, left"):
+            with pytest.raises(GraceError, match="has died, or has left"):
                 go_on(net, optimizer)
         optimizer.handle.detach()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import run_script, run_under_mpi
-from tests.docs.pages import PAGES, ROOT, blocks, name, run_blocks, write_script
+from tests.docs.pages import PAGES, ROOT, blocks, name, run, run_blocks, write_script
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
 _FOR_WORKERS = ("auto.md", "ddp.md", "horovod.md", "local-steps.md", "migrating.md", "optimizer.md", "sharded.md")
@@ -24,11 +24,23 @@ _BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.
 MPI = ROOT / "docs/concepts/mpi.md"  # run by mpiexec
 XLA = ROOT / "docs/concepts/jax-xla.md"  # on four devices of two processes: tests/adapters/test_jax_xla.py
 ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, XLA]
+_SLOW = ("working-paying.md",)  # TensorBoard, and what it imports
+doors = pytest.mark.tier("doors")
 
 
-@pytest.mark.parametrize("page", [p for p in CONCEPTS if blocks(p, "python") and p not in ELSEWHERE], ids=name)
-def test_python_blocks_run(page: Path) -> None:
-    run_blocks(page)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=doors if page.name in _SLOW else (), id=name(page))
+        for page in CONCEPTS
+        if blocks(page, "python") and page not in ELSEWHERE
+    ],
+)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    if page.name in _SLOW:  # as a reader runs it: in this process triton is there before TensorFlow
+        run(str(write_script(page, tmp_path)), cwd=tmp_path)
+    else:
+        run_blocks(page)
 
 
 def test_a_block_that_fails_is_named_by_page_and_line(tmp_path: Path) -> None:
@@ -40,11 +52,13 @@ def test_a_block_that_fails_is_named_by_page_and_line(tmp_path: Path) -> None:
     assert write_script(page, tmp_path).read_text().splitlines()[8] == "assert x == y"
 
 
+@doors
 @pytest.mark.parametrize("page", WORKERS, ids=name)
 def test_pages_for_several_workers_run_on_two(page: Path, tmp_path: Path) -> None:
     run_script(write_script(page, tmp_path, _BEFORE.get(page.stem, "")), workers=2)
 
 
+@doors
 def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
     done = run_under_mpi(write_script(MPI, tmp_path), workers=2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +67,10 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "workers"),
     [
-        *((page, 1 if page.stem in _ALONE else 2) for page in TOOLKITS),
+        *(
+            pytest.param(page, 1 if page.stem in _ALONE else 2, marks=() if page.stem in _ALONE else doors)
+            for page in TOOLKITS
+        ),
         *(pytest.param(p, 2, marks=pytest.mark.night("raw gradient")) for p in TOOLKITS if p.stem in _ALONE),
     ],
     ids=lambda one: name(one) if isinstance(one, Path) else one,

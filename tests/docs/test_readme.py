@@ -16,16 +16,49 @@ from tests.docs.pages import ROOT, blocks, run, torchrun
 README = ROOT / "README.md"
 
 
-def parts() -> tuple[str, str, list[str]]:
-    """The training script, the module with a new method, and the other blocks."""
+MOST = 12_000  # characters: a page that one reads
+
+
+def parts() -> tuple[str, str, str, list[str]]:
+    """The lines for a script, the training script, the module with a new method, and the other blocks."""
     code = [text for _, text in blocks(README, "python")]
-    (train,) = [text for text in code if text.startswith("# train.py\n")]
-    (module,) = [text for text in code if text.startswith("# blockmax.py\n")]
-    return train, module, [text for text in code if text not in (train, module)]
+    named = []
+    for first in ("# in a training script\n", "# train.py\n", "# blockmax.py\n"):
+        (text,) = [text for text in code if text.startswith(first)]
+        named.append(text)
+    lines, train, module = named
+    return lines, train, module, [text for text in code if text not in named]
+
+
+BEFORE = """
+import torch, grace
+torch.distributed.init_process_group("gloo")
+net = torch.nn.Linear(64, 64)
+
+def train(model, optimizer):
+    for step in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+
+"""
+
+
+def test_the_readme_is_short_and_begins_with_auto() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text) <= MOST
+    assert 'grace.attach(model, "auto", optimizer=optimizer)' in blocks(README, "python")[0][1]
+
+
+def test_the_lines_for_a_training_script_explain_themselves(tmp_path: Path) -> None:
+    (tmp_path / "lines.py").write_text(BEFORE + parts()[0])
+    out = run_script(tmp_path / "lines.py", workers=2)
+    assert "auto" in out
+    assert "fp32" in out
 
 
 def test_the_training_script_trains_on_two_workers(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(parts()[0])
+    (tmp_path / "train.py").write_text(parts()[1])
     said = r"{}: loss (\d\.\d\d), (\d+\.\d) kB a step"
     found = re.search(said.format("efsignsgd"), torchrun(tmp_path / "train.py"))
     plain = re.search(said.format("none"), run_script(tmp_path / "train.py", "none", workers=2))
@@ -36,7 +69,7 @@ def test_the_training_script_trains_on_two_workers(tmp_path: Path) -> None:
 
 
 def test_the_other_blocks_run_by_themselves(tmp_path: Path) -> None:
-    _, module, others = parts()
+    _, _, module, others = parts()
     (tmp_path / "blockmax.py").write_text(module)
     for index, code in enumerate(others):  # in one process of their own: they register a method
         (tmp_path / f"block{index}.py").write_text(code)
@@ -99,14 +132,14 @@ assert torch.equal(first, applied), "state survives"
 
 
 def test_the_method_of_the_readme_keeps_the_laws(tmp_path: Path) -> None:
-    (tmp_path / "blockmax.py").write_text(parts()[1])
+    (tmp_path / "blockmax.py").write_text(parts()[2])
     (tmp_path / "laws.py").write_text(LAWS)
     run_script(tmp_path / "laws.py")
 
 
 def test_the_method_of_the_readme_is_short() -> None:
-    code = [line for line in parts()[1].splitlines() if line.strip()]
-    assert 30 <= len(code) <= 60
+    code = [line for line in parts()[2].splitlines() if line.strip()]
+    assert 25 <= len(code) <= 36
 
 
 def test_the_commands_of_the_readme_exist() -> None:
@@ -125,7 +158,7 @@ def test_make_demo_compares_ten_methods_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", re.findall(r"`\.venv/bin/grace ((?:list|explain)[^`]*)`", README.read_text(encoding="utf-8"))
+    "command", re.findall(r"`(?:\.venv/bin/)?grace (list|explain [^`]+)`", README.read_text(encoding="utf-8"))
 )
 def test_the_command_line_of_the_readme(command: str, tmp_path: Path) -> None:
     code = "import sys; from grace.cli import main; sys.exit(main())"

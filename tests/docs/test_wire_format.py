@@ -19,7 +19,7 @@ from tests.docs.pages import ROOT
 from tests.golden.golden import COMPRESSORS, CORES, GOLDEN
 
 PAGE = ROOT / "docs/concepts/wire-format.md"
-WIDTHS = {"int8": "b", "uint8": "B", "int32": "i", "float32": "f", "float16": "e", "bfloat16": "H"}
+WIDTHS = {"int8": "b", "uint8": "B", "int32": "i", "uint32": "I", "float32": "f", "float16": "e", "bfloat16": "H"}
 FIELD = re.compile(r"(\w+): (\w+)(?:\((.*?)\))?(?:\[(.*)\])?$")
 FUNCTIONS = {"ceil": math.ceil, "log2": lambda x: max(0, (x - 1).bit_length()), "min": min}  # log2 within ceil: exact
 CONVERSATIONS = {"powersgd", "acpsgd", "gradzip", "gradiveq", "sketchedsgd", "thc"}

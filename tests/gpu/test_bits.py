@@ -25,7 +25,7 @@ from tests.gpu.here import DEVICE, few, needs_gpu
 from tests.laws import test_counted, test_many, test_triton
 from tests.laws.bucket_runs import HOST, Run, Shapes
 from tests.laws.cases import CASES
-from tests.laws.test_launches import FIXED, TOLD, UNEVEN
+from tests.laws.launches import LAUNCHES
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.test_signs import CODECS, everything
 from tests.unit.kernels.test_signs import numbers as signed_numbers
@@ -48,7 +48,7 @@ BY_TORCH = (
 PARTLY_BY_TORCH = ("gradiveq", "atomo", "atomosvd", "sidco:dist=gpareto", "sidco:dist=gamma")
 # Of which the code of an inf, of a wire that is marked, so that nobody reads it, is what the processor makes of it.
 WORDS_OF_INF = ("qsgd:norm=l2",)
-BUCKETS = {**FIXED, **UNEVEN, **TOLD}
+BUCKETS = dict.fromkeys((*LAUNCHES, "atomosvd:rank=1,min_rate=0.1"))  # the last goes one by one
 KINDS: dict[str, Shapes] = {"small": test_many.SMALL, "some": test_many.SHAPES, "large": test_many.LARGE}
 OF_BUCKETS = [(torch.float32, "some"), (torch.float32, "large"), (torch.bfloat16, "some"), (torch.float16, "small")]
 SIZES = [
@@ -160,7 +160,7 @@ def test_means_and_memories_of_many_numbers(spec: str) -> None:
 @pytest.mark.parametrize(("dtype", "kind"), OF_BUCKETS)
 @pytest.mark.parametrize("spec", few(BUCKETS))
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, kind: str) -> None:
-    if (not is_exact(spec) and spec not in FIXED) or spec.startswith(PARTLY_BY_TORCH):
+    if (not is_exact(spec) and spec not in LAUNCHES) or spec.startswith(PARTLY_BY_TORCH):
         pytest.skip("its parts are torch operations")
     (want, told), (got, heard) = (tell(spec, KINDS[kind], dtype, device) for device in (HOST, DEVICE))
     for step, (a, b) in enumerate(zip(heard, told, strict=True)):

@@ -32,7 +32,7 @@ from tests.gpu.here import DEVICE, few, kernels, needs_gpu, unsynchronized
 from tests.laws import test_many
 from tests.laws.bucket_runs import gradients, in_dtype
 from tests.laws.cases import CASES
-from tests.laws.test_launches import ASKED, FIXED
+from tests.laws.launches import LAUNCHES
 from tests.laws.test_no_sync import LARGE, QUIET, SPOILED, STEPS
 
 __all__ = ["kernels"]
@@ -40,7 +40,7 @@ __all__ = ["kernels"]
 pytestmark = needs_gpu
 # Of whose buckets the host is asked nothing, once the first step has been made.
 SILENT = [
-    spec for spec in FIXED if spec not in ASKED and not spec.startswith(("acpsgd", "atomosvd"))
+    spec for spec, (_, asked) in LAUNCHES.items() if not asked and not spec.startswith(("acpsgd", "atomosvd"))
 ]  # which may ask, of larger matrices; and whose decomposition waits there
 
 
@@ -200,7 +200,7 @@ def test_buckets_are_measured_with_their_launches() -> None:
     rows = buckets.measure(["qsgd:bits=4"], 4, DEVICE, [(300, 4), (7,)])
     values = {row["operation"].rpartition(": ")[2]: row["value"] for row in rows}
     assert values["the host submits it"] > 0
-    assert FIXED["qsgd"] <= values["launches of kernels, Triton's and torch's"] < 40
+    assert LAUNCHES["qsgd"][0] <= values["launches of kernels, Triton's and torch's"] < 40
 
 
 @pytest.mark.parametrize("workers", [1, 2])

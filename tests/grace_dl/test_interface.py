@@ -209,7 +209,7 @@ def test_the_command_explains_a_dict() -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["migrate", "--json", "--explain", '{"compressor": "qsgd", "communicator": "allgather"}'])
     found = json.loads(done.stdout)
-    assert found["method"] == "qsgd:levels=127,bucket=128,norm=l2"
+    assert found["method"] == "qsgd:bits=8,bucket=128,norm=l2"
     assert list(found["differs"]) == ["compressor qsgd", "communicator allgather"]
     done = runner.invoke(
         app, ["migrate", "--explain", "{'compressor': 'efsignsgd', 'communicator': 'broadcast', 'memory': 'efsignsgd'}"]

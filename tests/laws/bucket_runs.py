@@ -37,7 +37,8 @@ def SOME(rank: int) -> bool:
 def gradients(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
     """Tensors side by side that begin at odd addresses: normal numbers; -0 and denormals, twice; an inf on one rank."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    flat = torch.randn(sum(sizes) + 1, generator=torch.Generator().manual_seed(1000 * step + rank))[1:]
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    flat = torch.randn(sum(sizes) + 1, generator=generator, dtype=torch.float32, device=HOST)[1:]
     if step in (1, 2):
         flat[::3], flat[1::5] = -0.0, 1e-41
     parts = flat.split(sizes)

@@ -90,9 +90,18 @@ STAY = [
 DRAWS = 80
 
 
+def by_tier(of: Iterable[str] = CASES) -> list[Any]:
+    """Parameters of a law: the cases in :data:`STAY` are of `make test`, and the others, which put the same pieces together
+    around other numbers, of `make laws` (tests/tiers.py).
+    """
+    import pytest  # worker processes that read the cases need none
+
+    return [spec if spec in STAY else pytest.param(spec, marks=pytest.mark.tier("laws")) for spec in of]
+
+
 def by_night(*defects: str, of: Iterable[str] = CASES) -> list[Any]:
-    """Parameters of a law that follows from how pieces are put together: the cases in :data:`STAY` stay in `make test`, and
-    the others, which put the same pieces together around other numbers, are left to the night (tests/tiers.py).
+    """Parameters of a law that follows from how pieces are put together: the cases in :data:`STAY` are of
+    `make test`, and the others, which put the same pieces together around other numbers, are left to the night.
     """
     import pytest  # worker processes that read the cases need none
 

@@ -21,7 +21,7 @@ from grace.contract.peer import Peer
 from grace.errors import TransportError
 from grace.kernels import block_abs_max, repeat_by_block
 from grace.memories import ErrorFeedback
-from grace.methods import QSGD, Identity, PowerSGD, RandomK, TopK
+from grace.methods import EDEN, QSGD, Identity, PowerSGD, RandomK, TopK
 from grace.random import Stream
 
 
@@ -266,6 +266,20 @@ class Squares(Identity):
         out.add_(wire.abs().sqrt() * wire.sign(), alpha=scale)
 
 
+# ---- rows -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class FirstScale(QSGD):
+    """Rounds every row to a grid as coarse as the first two of them need, which wires and decoder agree on."""
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        if len(rows) == 1:
+            return QSGD.encode_(self, rows, rng, memory, rest)
+        unit = rows[:2].abs().max() / 4
+        return QSGD.encode_(self, (rows / unit).round() * unit, rng, memory, rest)
+
+
 # ---- law 5: exact recovery ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SmallestK(TopK):
@@ -356,6 +370,17 @@ class InStep(_Other):
 
     def other(self, rng: Stream) -> Stream:
         return replace(rng, rank=None)
+
+
+@dataclass(frozen=True)
+class OneRotation(EDEN):
+    """All workers rotate alike, and still it says that each draws its own."""
+
+    bits: int = 1
+    rotation: str = "shared"
+
+    def facts(self, n: int) -> Facts:
+        return replace(EDEN.facts(self, n), randomness="private")
 
 
 # ---- law 8: state ---------------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_each_mutant_of_two_hops_is_caught(
 
 @pytest.mark.skipif(not native.isas(), reason="no native kernels")
 @pytest.mark.parametrize("memory", ["residual", "none"])
-@pytest.mark.parametrize("method", ["qsgd:bits=4,bucket=32", "drive:block=16"])
+@pytest.mark.parametrize("method", ["qsgd:bits=4,bucket=32", "drive:block=16,rotation=shared"])
 def test_two_hops_of_uneven_tensors_go_as_one(method: str, memory: str):
     policy = Policy([("layer1", "none"), ("*", f"{method},communicator=scatterreduce,memory={memory}")])
     assert_same(policy, 3, UNEVEN, plans=SOME)

@@ -19,14 +19,17 @@ from grace.memories import Memory
 from grace.verify import laws
 from grace.verify.exact import KINDS
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
-from tests.laws.cases import CASES, DRAWS, EXACT, STAY, by_night, spell_case
+from tests.laws.cases import CASES, DRAWS, EXACT, STAY, by_night, by_tier, spell_case
 
 SPREAD = True  # over the test runner's processes
 WORLDS = (1, 2, 3, 5, 8)
-CYCLE = (2, 3, 1, 2, 5, 3, 2, 1, 3, 2, 8, 2, 3)  # the large ones less often: their cost grows with the square
-every_case = pytest.mark.parametrize("spec", CASES)
+# The large ones less often: their cost grows with the square.
+CYCLE = (2, 3, 1, 2, 5, 3, 2, 1, 3, 2, 8, 2, 3)
+STAYING = (2, 1, 2, 5, 2, 1, 2)  # in `make test`
+OTHERS = (3, 3, 8)  # the rest, in `make laws`
+every_case = pytest.mark.parametrize("spec", by_tier())
 BARE = {spec: method for spec, method in CASES.items() if not laws.is_memory(method)}
-every_bare_case = pytest.mark.parametrize("spec", BARE)
+every_bare_case = pytest.mark.parametrize("spec", by_tier(BARE))
 MEMORIES = {s: m for s, m in CASES.items() if isinstance(m, Memory) and m.loses_nothing}
 
 
@@ -44,7 +47,7 @@ def ugly(spec: str, *names: str) -> Iterator[list[Tensor]]:
     first of a method, which put the same pieces together around other numbers, meet every third input.
     """
     first = list(CASES).index(spec)
-    legal = [world for world in CYCLE if world in worlds(CASES[spec])]
+    legal = [world for world in (STAYING if spec in STAY else CYCLE) if world in worlds(CASES[spec])]
     for i, name in enumerate(names or UGLY):
         if spec in STAY or (first + i) % 3 == 0:
             yield workers(UGLY[name], legal[(first + i) % len(legal)])
@@ -76,7 +79,20 @@ def test_conservation(spec: str):
         laws.conservation(method, xs)
 
 
-@pytest.mark.parametrize("spec", [*BARE, *MEMORIES])
+@pytest.mark.tier("laws")
+@pytest.mark.parametrize("spec", STAY)
+def test_agreement_and_conservation_in_other_worlds(spec: str):
+    method, first = CASES[spec], STAY.index(spec)
+    legal = [world for world in OTHERS if world in worlds(method)]
+    for i, make in enumerate(UGLY.values()):
+        if (first + i) % 3 == 0:
+            xs = workers(make, legal[(first + i) // 3 % len(legal)])
+            laws.agreement(method, xs)
+            if spec in BARE and laws.conserves(method):
+                laws.conservation(method, xs)
+
+
+@pytest.mark.parametrize("spec", by_tier([*BARE, *MEMORIES]))
 def test_scattered_rows_conserve(spec: str):
     method = CASES[spec]
     world = worlds(method)[-3]
@@ -85,7 +101,7 @@ def test_scattered_rows_conserve(spec: str):
     laws.scatter_conserves(method, workers(normal(world, 7), world), bad=math.nan)
 
 
-@pytest.mark.parametrize("spec", MEMORIES)
+@pytest.mark.parametrize("spec", by_tier(MEMORIES))
 def test_nothing_is_lost(spec: str):
     method = MEMORIES[spec]
     for xs in ugly(spec):
@@ -118,7 +134,7 @@ def compressors() -> dict[str, Compressor]:
     return {s: m.compressor for s, m in BARE.items() if hasattr(m, "compressor")}
 
 
-@pytest.mark.parametrize("spec", compressors())
+@pytest.mark.parametrize("spec", by_tier(compressors()))
 def test_payload_and_sum_are_what_is_declared(spec: str):
     for n in (1, 2, 5, 31, 64, 257):
         rows = normal(4, n)(0)
@@ -161,9 +177,21 @@ def test_randomness_is_its_own(spec: str):
         laws.own_randomness(CASES[spec], workers(make, 2))
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=3", "qsgd:levels=1", "qsgd:bits=3,communicator=broadcast"])
-def test_ranks_round_independently(spec: str):
-    laws.ranks_draw_apart(CASES.get(spec, grace.method(spec)), normal(200)(0))
+@every_bare_case
+def test_workers_draw_their_own_numbers_if_declared(spec: str):
+    laws.independence(BARE[spec], normal(20, 10)(0))
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "natural", "terngrad", "rht", "drive", "eden", "eden:bits=1,scale=mse"])
+def test_these_draw_their_own(spec: str):
+    assert laws.independence(grace.method(spec), normal(20, 10)(0)) is not None
+
+
+@pytest.mark.parametrize(
+    "spec", ["thc", "drive:rotation=shared", "eden:rotation=shared", "rht:inner=(lpc:nearest=true)"]
+)
+def test_these_share_their_rotation(spec: str):
+    assert grace.method(spec).facts(normal(20, 10)(0)).randomness == "shared"
 
 
 @pytest.mark.parametrize("spec", by_night("Hidden"))

@@ -52,7 +52,7 @@ KINDS = {
     "topk:ratio=0.2,communicator=broadcast": SHAPES,
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
     "drive:block=16": SHAPES,
-    "drive:block=8192,memory=residual": TWO_PASSES,
+    "drive:block=8192,rotation=shared,memory=residual": TWO_PASSES,
     "eden:bits=3,block=64,memory=residual": SHAPES,
     "rht:block=16,memory=residual": SHAPES,
     "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
@@ -98,7 +98,7 @@ def _unturned(storage: Tensor, many: Many, into: Many, *_: Any) -> Tensor:
 def test_a_rotation_inside_another_has_the_bytes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     want = in_reference(INSIDE)
     assert outcome(INSIDE, True, world=1) == want
-    monkeypatch.setattr("grace.kernels.rotation.triton.rotate_many", _unturned)  # of the method inside
+    monkeypatch.setattr("grace.methods.rht.rotate_many", _unturned)
     assert outcome.__wrapped__(INSIDE, True, world=1) != want
 
 

@@ -64,6 +64,12 @@ def payload(method: Any) -> None:
     laws.payload(mutants.compressor_of(method), normal(3, 50)(0))
 
 
+def rows(method: Any) -> None:
+    laws.rows_stand_alone(
+        mutants.compressor_of(method), normal(5, 50)(0) * torch.tensor([[1.0], [30], [0.1], [2], [9]])
+    )
+
+
 def summable(method: Any) -> None:
     laws.summable(mutants.compressor_of(method), normal(3, 50)(0))
 
@@ -89,7 +95,7 @@ def randomness(method: Any) -> None:
 
 
 def independence(method: Any) -> None:
-    laws.ranks_draw_apart(method, normal(200)(0))
+    laws.independence(method, normal(200)(0))
 
 
 def state(method: Any) -> None:
@@ -134,6 +140,12 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (traffic, mutants.Unsure(TOPK), "traffic: None"),
     (traffic, Allgather(mutants.Slim()), "traffic: rank 0 declares"),
     (payload, Allgather(mutants.Slim()), "payload: 4 bytes declared, 5 encoded"),
+    (rows, Allgather(own.MixesRows()), "rows: decoded with the others, the wire of row 1 of 5"),
+    (
+        rows,
+        Allgather(mutants.FirstScale(**QSGD)),
+        "rows: row [0-9] of 5 (minus its rest|breaks a bound|is biased)",
+    ),
     (summable, Allreduce(mutants.Squares()), "summable: the sum of wires decodes"),
     (exact, Allgather(mutants.SmallestK(ratio=0.02)), "exact recovery: off by"),
     (fused, mutants.Neighborly(NONE), "fused:"),
@@ -144,7 +156,8 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (randomness, Allgather(mutants.GlobalPython(**QSGD)), "python's generator"),
     (randomness, Allgather(mutants.Seedless(**QSGD)), "no seed changes it"),
     (randomness, Allgather(mutants.Settled(**QSGD)), "depends on the seed, but is declared deterministic"),
-    (independence, Allgather(mutants.InStep(**QSGD)), "8 ranks err by"),
+    (independence, Allgather(mutants.InStep(**QSGD)), "independence: randomness is declared private"),
+    (independence, Allgather(mutants.OneRotation()), "independence: randomness is declared private"),
     (state, mutants.Hidden(TOPK), "state: step 2 after loading differs"),
     (nonfinite, mutants.Poisoned(TOPK), "non-finite: the state of rank 0 changed"),
     (nonfinite, mutants.Emptied(TOPK), "non-finite: the state of rank 0 changed"),
@@ -217,6 +230,12 @@ def test_sound_methods_pass_where_mutants_fail(name: str):
         law(method)
     for law in (randomness, state, nonfinite, failure, scatter):
         law(method)
+
+
+def test_rows_of_sound_methods_stand_alone():
+    rows(Allgather(own.KeepsRowsApart()))
+    for name in ("topk", "none", "qsgd"):
+        rows(mutants.SOUND[name])
 
 
 def test_the_laws_pass_for_a_sound_powersgd():

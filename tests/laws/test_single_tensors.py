@@ -15,17 +15,16 @@ from grace.collectives import Collective
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
-from tests.laws import bucket_runs, test_launches, test_many_summable
+from tests.laws import bucket_runs, test_many_summable
 from tests.laws.bucket_runs import Run
+from tests.laws.launches import LAUNCHES
 from tests.laws.test_launches import shared
 from tests.unit.kernels.triton_checks import interpreter
 
 __all__ = ["interpreter"]
 
 SPECS: dict[str, object] = {
-    **test_launches.FIXED,
-    **test_launches.UNEVEN,
-    **test_launches.TOLD,
+    **dict.fromkeys((*LAUNCHES, "atomosvd:rank=1,min_rate=0.1")),
     **dict.fromkeys(spec for spec, _ in test_many_summable.GATE),
     **dict.fromkeys(
         ("threshold:v=0.5,communicator=broadcast", "3lc:communicator=broadcast", "qsgd:start=1", "qsgd:start=5")

@@ -1,8 +1,10 @@
 """Methods that are named by where they are: ``file.py:Class``."""
 
 import pytest
+from typer.testing import CliRunner
 
 import grace
+from grace.cli.app import app
 from grace.errors import ConfigurationError
 from grace.registry import recipe, resolve, short, spell, split_methods
 from grace_bench.runs.config import RunConfig
@@ -107,3 +109,12 @@ def test_what_is_wrong_is_told(name, message, file):
 def test_a_file_that_is_not_there():
     with pytest.raises(ConfigurationError, match=r"there is no file nowhere\.py"):
         grace.method("nowhere.py:Mine")
+
+
+@pytest.mark.parametrize(
+    "command", [["simulate"], ["advise"], ["compare"], ["bench", "codecs"], ["bench", "train"]], ids=" ".join
+)
+def test_the_help_says_how_ones_own_method_is_named(command):
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "file.py:Class" in shown.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +46,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     scaler: torch.amp.GradScaler | None = None,
+    ignored_params: Iterable[nn.Parameter] = (),
     transport: str | Transport | None = "auto",
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
@@ -85,6 +87,8 @@ def attach(
         steps_per_epoch: synchronized steps in an epoch, for schedules that count epochs.
         scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale. Every
             method with a memory needs this: otherwise what is owed would change in value with the scale.
+        ignored_params: of a sharded model, parameters that each rank trains by itself on purpose, as ``fully_shard`` was told;
+            torch keeps no list of them.
         transport: between the ranks of the model's process group: an object, or a name as for :func:`grace.transport`. With
             "auto" it is what GRACE_TRANSPORT names, or a process group of its own beside the model's.
 
@@ -93,13 +97,18 @@ def attach(
         ``detach()``; of a sharded model also ``axes``, the stats of each axis.
 
     Raises:
-        ConfigurationError: not such a model, a method that cannot work, or a policy's rule that no parameter matches.
+        ConfigurationError: not such a model, a method that cannot work, a policy's rule that no parameter matches, an
+            optimizer of another model or within ``backward()``, or parameters of a sharded model that no ``fully_shard`` has.
         InputError: a complex or otherwise unsuitable parameter, by name.
         FingerprintMismatch: ranks that differ in method, policy or model, on every rank, within a minute.
 
     Warns (rank 0):
         OptimizerWarning: the method diverges with this optimizer, or has special needs and was not given the optimizer.
-        UncompressedWarning: no tensor of the model gets the method.
+        UncompressedWarning: no tensor of the model gets the method, or it goes between machines and there is one.
+
+    Warns (each rank):
+        UnexchangedWarning: a parameter is trained, and its gradient not exchanged; at once, where that can be seen, or when an
+            optimizer steps.
     """
     if not isinstance(optimizer, torch.optim.Optimizer | None):
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
@@ -119,7 +128,14 @@ def attach(
         )
     if isinstance(door, ShardedDoor):
         fixed: Any = method
-        return door.open(model, fixed, options, optimizer=optimizer, scaler=scaler, transport=transport, axes=axes)
+        ignored = list(ignored_params)
+        return door.open(
+            model, fixed, options, optimizer=optimizer, scaler=scaler, transport=transport, axes=axes, ignored=ignored
+        )
+    if ignored_params:
+        raise ConfigurationError(
+            "attach: ignored_params= is for models under fully_shard; DistributedDataParallel knows what it was told to ignore"
+        )
     if axes:
         raise ConfigurationError(
             "attach: replicate=, shard= and weights= are for models under fully_shard; legal here: a method"

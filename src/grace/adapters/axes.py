@@ -82,7 +82,7 @@ def resolve(
     for piece in pieces:
         if piece.name not in held:
             continue
-        x = torch.empty(piece.shape, device="meta")
+        x = torch.empty(piece.shape, device="meta", dtype=torch.float32)
         policy.method_for(piece.name, x, 0)
         for rule in policy.rules:
             if rule.matches(piece.name, x, rule.from_step):
@@ -113,7 +113,7 @@ def _check_scatter(method: Method[Any], piece: Piece) -> None:
 
 
 def _check_fast(method: Method[Any], piece: Piece) -> None:
-    rows = torch.empty(1, max(piece.width, 1))
+    rows = torch.empty(1, max(piece.width, 1), dtype=torch.float32, device="cpu")
     if method.owed(method.init(rows)) is not None:
         raise ConfigurationError(
             f"shard={spell(method)} keeps a memory; errors are fed back on the slow axis only, by replicate=, since a memory "

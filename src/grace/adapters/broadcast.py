@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from grace.collectives import Broadcast
-from grace.errors import ConfigurationError, InputError, out_of_range
+from grace.errors import ConfigurationError, InputError, StateError, out_of_range
 from grace.run.checkpoint import pack, unpack
 from grace.run.drive import broadcast_
 from grace.transports.agreement import SECONDS, agree
 from grace.transports.base import Transport
 from grace.transports.choose import transport as choose
 from grace.transports.torch_distributed import TorchDistributed
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def broadcast_parameters(
@@ -70,7 +74,8 @@ def broadcast_optimizer_state(
         transport: between the ranks, or its name; see :func:`grace.transport`.
 
     Raises:
-        ConfigurationError: not an optimizer, no such rank, or a state that is not plain containers of tensors and numbers.
+        ConfigurationError: not an optimizer, no such rank, or a state that is not plain containers of tensors and numbers,
+            numpy's included; on every rank, and it names what is not.
         FingerprintMismatch: optimizers of other classes or parameters, on every rank. Nothing has changed then.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -116,24 +121,47 @@ def send_object(obj: Any, root: int, network: Transport) -> Any:
     data, problem = b"", ""
     if network.rank == root:
         try:
-            data = pack(obj)
-            unpack(data)
-        except Exception as error:  # pickling may raise anything
-            problem = str(error).splitlines()[0]
+            data = pack(_as_plain(obj, ""))
+        except StateError as error:
+            problem = str(error)
     told = json.loads(
         network.all_gather_text(json.dumps({"bytes": len(data), "problem": problem}), seconds=SECONDS)[root]
     )
     if told["problem"]:
         raise ConfigurationError(
-            f"rank {root} has something else than plain containers of numbers, texts and tensors: {told['problem']}"
+            f"what rank {root} sends is more than plain containers of numbers, texts and tensors: {told['problem']}"
         )
     message = (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(told["bytes"], dtype=torch.uint8)
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(told["bytes"], dtype=torch.uint8, device="cpu")
     )
     backend = dist.get_backend(network.group) if isinstance(network, TorchDistributed) else ""
     if backend == "nccl":  # it moves what is on a GPU
         message = message.cuda()
     return unpack(network.run(Broadcast(message, root)).cpu().numpy().tobytes())
+
+
+def _as_plain(value: Any, place: str) -> Any:
+    """The same object, with numpy's numbers as Python's. ``place``: where it is, such as ``['param_groups'][0]['lr']``.
+
+    Raises:
+        StateError: what others could not read without running code; says where it is.
+    """
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _as_plain(one, f"{place}[{key!r}]")) for key, one in value.items())
+    if type(value) in (list, tuple):
+        return type(value)([_as_plain(one, f"{place}[{at}]") for at, one in enumerate(value)])
+    plain = value.item() if isinstance(value, np.generic) else value
+    if not (type(plain) in _PLAIN or isinstance(plain, Tensor)):
+        try:
+            unpack(pack(plain))
+        except Exception as error:  # pickling may raise anything
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            raise StateError(
+                f"{place or 'it'} is {kind}, {value!r:.60}; make a number, a text or a tensor of it"
+            ) from error
+    return plain
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, NonFiniteError, StateError
+from grace.registry import read_method
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
 from grace.run.checkpoint import Chooser
@@ -165,7 +166,7 @@ class Choosing(BaseHandle):
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def chooses(self) -> bool:
-        """Whether the method is, or was, chosen by ``auto``."""
+        """True if the method is, or was, chosen by ``auto``."""
         return self._driver is not None
 
     def explain(self) -> Explanation | Adapted:
@@ -234,11 +235,16 @@ class Choosing(BaseHandle):
     def _going_on(self, saved: Any, states: bool) -> Iterator[Policy | None]:
         """Around what loads a state or a checkpoint: see :class:`grace.run.checkpoint.Chooser`."""
         choosing = self._driver is not None and self._driver.active
-        policy = (
-            self._policy_of(saved) if choosing or (states and isinstance(saved, Mapping) and "auto" in saved) else None
-        )
+        policy, why = None, ""
+        if choosing or (states and isinstance(saved, Mapping) and "auto" in saved):
+            policy, why = self._policy_of(saved)
         if policy is None:
-            yield None
+            try:
+                yield None
+            except StateError as error:
+                if not why:
+                    raise
+                raise StateError(f"{error}; {why}") from error
             return
         worker, was = self._session.worker, self._session.worker.policy
         worker.policy = policy
@@ -253,16 +259,18 @@ class Choosing(BaseHandle):
         elif was.timeless:
             self._session.offer([policy, was], 1)
 
-    def _policy_of(self, saved: Any) -> Policy | None:
-        """A rule for each tensor, from a state or a checkpoint of any method; None: it tells of none that can be used here."""
+    def _policy_of(self, saved: Any) -> tuple[Policy | None, str]:
+        """A rule for each tensor, from a state or a checkpoint of any method. None: it tells of none that can be used here;
+        and why, if it names some.
+        """
         try:
             methods = read_methods({**saved, **saved.get("auto", {})})
         except (StateError, TypeError, AttributeError):
-            return None
+            return None, ""
         try:
-            rules = [Rule(glob.escape(name), text) for name, text in methods.items()]
-            return self._site().resolve(Policy([*rules, Rule("*", "none")], strict=False))
+            rules = [Rule(glob.escape(name), read_method(text)) for name, text in methods.items()]
+            return self._site().resolve(Policy([*rules, Rule("*", "none")], strict=False)), ""
         except ConfigurationError as error:
             if isinstance(self._driver, Driver):
                 self._driver.history.unusable(str(error))
-            return None
+            return None, str(error)

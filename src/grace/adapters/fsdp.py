@@ -7,9 +7,10 @@ others``, padded with zeros, and gives that to the group's reduce-scatter, an ob
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from grace.errors import ConfigurationError, GraceError
 
+DTYPES = (torch.float32, torch.bfloat16)  # in which gradients may be reduced
 OLDEST = (2, 9)  # has a reduce-scatter that can be replaced
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in names: activation checkpointing, torch.compile
 
@@ -26,10 +28,11 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in names: activatio
 class Piece:
     """A parameter of a group.
 
-    name: in the model. shape: in full, ``[d0, *others]``. shard: this rank's part, without padding. width: c, the numbers of a
-    row. everywhere: whether every rank has a part of it.
+    inside: torch's own object. name: in the model. shape: in full, ``[d0, *others]``. shard: this rank's part, without
+    padding. width: c, the numbers of a row. everywhere: whether every rank has a part of it.
     """
 
+    inside: Any  # torch's FSDPParam
     name: str
     shape: tuple[int, ...]
     shard: tuple[int, ...]
@@ -39,7 +42,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """A group of parameters that are gathered, and whose gradients are reduced, together."""
+    """A group of parameters that are gathered, and whose gradients are reduced, together. In a backward pass it has those of
+    them that a gradient was computed for.
+    """
 
     module: nn.Module
     inside: Any  # torch's FSDPParamGroup
@@ -66,7 +71,7 @@ class ParameterGroup:
 
     @property
     def divided(self) -> bool:
-        """Whether the user has set what sums are divided by: ``set_gradient_divide_factor``. It may be set at any time."""
+        """True if the user has set what sums are divided by: ``set_gradient_divide_factor``. It may be set at any time."""
         return self.inside.gradient_divide_factor is not None
 
     @property
@@ -83,7 +88,18 @@ class ParameterGroup:
     @property
     def trained(self) -> list[Any]:
         """Torch's own of each piece."""
-        return [p for p in self.inside.fsdp_params if p.sharded_param.requires_grad]
+        return [piece.inside for piece in self.pieces]
+
+    def coming(self, places: dict[int, str]) -> ParameterGroup:
+        """The group with those parameters whose gradients torch is about to reduce: what the pass has used, or, where
+        ``set_reduce_scatter_unused_params(True)`` was called, all that are trained. ``places``: names of modules, by ``id``.
+        """
+        inside, known = self.inside, {id(piece.inside): piece for piece in self.pieces}
+        unused = getattr(inside, "reduce_scatter_unused_params", False)  # since torch 2.13
+        pieces = tuple(
+            known.get(id(p)) or _piece(p, places, inside.mesh_info) for p in inside.fsdp_params if _comes(p, unused)
+        )
+        return self if pieces == self.pieces else replace(self, pieces=pieces)
 
     def later(self, out: Tensor, sums: Tensor | None = None) -> LateGradients | None:
         """The gradients of this reduction, if they can come when the backward pass ends. None: somebody reads them before,
@@ -129,13 +145,22 @@ class LateGradients:
             gradient.copy_(part) if fresh else gradient.add_(part)
 
 
+def _comes(p: Any, unused: bool) -> bool:
+    """True if torch reduces the gradient of a parameter; ``unused``: whether also of those that have none."""
+    if not hasattr(p, "_unsharded_param"):  # it was never gathered
+        return False
+    whole = p.unsharded_param
+    has = p.unsharded_accumulated_grad is not None or whole.grad is not None
+    return bool(has or (unused and whole.requires_grad))
+
+
 def _divides(inside: Any) -> bool:
-    """Whether torch divides the sums after it has got them, and not the network on the way."""
+    """True if torch divides the sums after it has got them, and not the network on the way."""
     return bool(inside.force_sum_reduction_for_comms)
 
 
 def is_sharded(model: object) -> bool:
-    """Whether ``fully_shard`` has been applied to this module, or to one inside; also with a torch that is too old."""
+    """True if ``fully_shard`` has been applied to this module, or to one inside; also with a torch that is too old."""
     if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
         return False
     return any(cls.__name__ == "FSDPModule" for module in model.modules() for cls in type(module).__mro__)
@@ -145,8 +170,8 @@ def find_groups(model: nn.Module) -> list[ParameterGroup]:
     """All groups of a model that have something to train.
 
     Raises:
-        ConfigurationError: torch is too old; a communication of the user's own is set; float16 is reduced; nothing
-            is trained; some rank has no part of anything; a parameter of a module outside of this model.
+        ConfigurationError: torch is too old; a communication of the user's own is set; float16 or float64 is reduced;
+            nothing is trained; some rank has no part of anything; a parameter of a module outside of this model.
     """
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST:
@@ -159,7 +184,7 @@ def find_groups(model: nn.Module) -> list[ParameterGroup]:
     for module in model.modules():
         if not hasattr(module, "_get_fsdp_state"):
             continue
-        for inside in _groups_of(module):
+        for inside in groups_of(module):
             if not hasattr(inside.mesh_info, "shard_mesh_size"):
                 raise ConfigurationError(
                     "this model is replicated by replicate(), not sharded: use DistributedDataParallel and grace.attach"
@@ -211,7 +236,8 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _groups_of(module: nn.Module) -> list[Any]:
+def groups_of(module: nn.Module) -> list[Any]:
+    """Torch's groups of parameters of a module that was given to ``fully_shard``."""
     state = module._get_fsdp_state()  # type: ignore[operator]
     if hasattr(state, "_fsdp_param_groups"):  # several since torch 2.12
         return list(state._fsdp_param_groups)
@@ -220,10 +246,13 @@ def _groups_of(module: nn.Module) -> list[Any]:
 
 def _refuse_custom(inside: Any, place: str) -> None:
     kind = type(inside._reduce_scatter_comm).__name__
-    if kind == "GradientReduceScatter":
+    if kind == "GradientReduceScatter" or isinstance(inside._all_reduce_hook, _Alone):
         raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
-    if inside.mp_policy.reduce_dtype == torch.float16:
-        raise ConfigurationError(explain_dtype(torch.float16))
+    policy = inside.mp_policy
+    for p in inside.fsdp_params:
+        dtype = policy.reduce_dtype or policy.param_dtype or p.sharded_param.dtype
+        if p.sharded_param.requires_grad and dtype not in DTYPES:
+            raise ConfigurationError(explain_dtype(dtype))
     if kind != "DefaultReduceScatter" or inside._all_reduce_hook is not None:
         what = f"a reduce-scatter of its own ({kind})" if kind != "DefaultReduceScatter" else "an all-reduce hook"
         raise ConfigurationError(
@@ -242,7 +271,7 @@ def _piece(p: Any, places: dict[int, str], mesh_info: Any) -> Piece:
     W, dim = mesh_info.shard_mesh_size, p.fsdp_placement.dim
     length = math.ceil(shape[dim] / W)  # of a chunk; torch brings this dimension to the front
     width = length * math.prod(shape) // shape[dim] if shape[dim] else 0
-    return Piece(name, shape, tuple(p.sharded_size), width, everywhere=length * (W - 1) < shape[dim])
+    return Piece(p, name, shape, tuple(p.sharded_size), width, everywhere=length * (W - 1) < shape[dim])
 
 
 class GradientReduceScatter:
@@ -297,17 +326,40 @@ class WeightAllGather:
 class Hooked:
     """The groups of a model whose communication is replaced, and what they had before."""
 
-    def __init__(self, groups: list[ParameterGroup]):
+    def __init__(self, groups: list[ParameterGroup], model: nn.Module):
         self._groups = groups
+        self._places = {id(module): name for name, module in model.named_modules()}
         self._had = [{name: getattr(group.inside, name) for name in _attributes(group.inside)} for group in groups]
+        self._coming: dict[int, ParameterGroup] = {}  # by id of torch's own, in the backward pass
+        for group in groups:
+            group.inside.post_backward = self._notes_before(group, group.inside.post_backward)
+
+    def _notes_before(self, group: ParameterGroup, reduce: Callable[..., None]) -> Callable[..., None]:
+        """Torch's reduction of a group, which knows what comes: torch drops the gradients before it asks for collectives."""
+
+        def post_backward(*unused: Any) -> None:
+            if group.inside.reduce_grads:
+                self._coming[id(group.inside)] = group.coming(self._places)
+            reduce(*unused)
+
+        return post_backward
+
+    def _bind(self, call: Callable[..., None], group: ParameterGroup) -> Callable[..., None]:
+        """``call`` with the group as it comes in this pass."""
+        return lambda *tensors: call(self._of(group), *tensors)
+
+    def _of(self, group: ParameterGroup) -> ParameterGroup:
+        return self._coming.get(id(group.inside), group)
 
     def reduce_by(self, scatter: Callable[[ParameterGroup, Tensor, Tensor], None]) -> None:
         """The reduce-scatter of each group is ``scatter(group, rows, out)`` from now on: sums, which torch divides."""
         for group in self._groups:
             inside = group.inside
-            inside._reduce_scatter_comm = GradientReduceScatter(_bind(scatter, group))
-            inside.force_sum_reduction_for_comms = True
-            _reduce_unused(inside)
+            if group.shards.size() > 1:
+                inside._reduce_scatter_comm = GradientReduceScatter(self._bind(scatter, group))
+                inside.force_sum_reduction_for_comms = True
+            elif inside._all_reduce_hook is None:  # torch scatters nothing to one rank, and divides before this
+                inside._all_reduce_hook = _Alone(self._bind(scatter, group))
 
     def average_replicas_by(self, average: Callable[[ParameterGroup, Tensor], None]) -> None:
         """Torch reduces over shards only, and ``average(group, flat)`` replaces each flat shard ``[sum of c]`` by the mean
@@ -320,8 +372,7 @@ class Hooked:
             inside.mesh_info = FSDPMeshInfo(info.mesh, shard_mesh_dim=info.shard_mesh_dim)
             if inside.post_forward_mesh_info == info:  # torch compares: between passes weights stay sharded as they are
                 inside.post_forward_mesh_info = inside.mesh_info
-            inside._all_reduce_hook = _Partial(inside, _bind(average, group))
-            _reduce_unused(inside)
+            inside._all_reduce_hook = _Partial(inside, self._bind(average, group), functools.partial(self._of, group))
 
     def gather_by(self, gather: Callable[[ParameterGroup, Tensor, Tensor], None]) -> None:
         """The all-gather of each group's weights is ``gather(group, mine, out)`` from now on.
@@ -339,7 +390,7 @@ class Hooked:
         for group in self._groups:
             inside = group.inside
             inside._all_gather_comm = WeightAllGather(
-                _bind(gather, group), group.shards.size(), inside._all_gather_comm
+                functools.partial(gather, group), group.shards.size(), inside._all_gather_comm
             )
 
     def restore(self) -> None:
@@ -347,38 +398,48 @@ class Hooked:
         for group, had in zip(self._groups, self._had, strict=True):
             for name, value in had.items():
                 setattr(group.inside, name, value)
+            del group.inside.post_backward  # the class has torch's
+
+
+class _Alone:
+    """Takes the place of a reduce-scatter among one rank."""
+
+    def __init__(self, scatter: Callable[[Tensor, Tensor], None]):
+        self._scatter = scatter
+
+    def __call__(self, flat: Tensor) -> None:
+        self._scatter(flat.clone(), flat)
 
 
 class _Partial:
     """Averages a flat shard over replicas, unless torch was told to wait with that: then it is added up until then."""
 
-    def __init__(self, inside: Any, average: Callable[[Tensor], None]):
-        self._inside, self._average = inside, average
+    def __init__(self, inside: Any, average: Callable[[Tensor], None], coming: Callable[[], ParameterGroup]):
+        self._inside, self._average, self._coming = inside, average, coming
         self.held: Tensor | None = None  # the sum
+        self._pieces: tuple[Piece, ...] = ()  # what it is of
 
     def __call__(self, flat: Tensor) -> None:
+        pieces = self._coming().pieces
         if self.held is not None:
+            if pieces != self._pieces:
+                self.held, names = None, sorted({piece.name for piece in {*pieces} ^ {*self._pieces}})
+                raise GraceError(
+                    f"{', '.join(map(repr, names))}: used in some, and not in all, of the backward passes that are added up "
+                    "by set_requires_all_reduce(False), which torch alone refuses, too: use "
+                    "set_requires_gradient_sync(False) for those before the last"
+                )
             flat.add_(self.held)
             self.held = None
         if self._inside.all_reduce_grads:
             self._average(flat)
         else:
-            self.held = flat.clone()
+            self.held, self._pieces = flat.clone(), pieces
             flat.zero_()
 
 
-def _reduce_unused(inside: Any) -> None:
-    """Has parameters without a gradient reduced as zeros, as all are expected: others may have one. Since torch 2.13."""
-    if hasattr(inside, "reduce_scatter_unused_params"):
-        inside.reduce_scatter_unused_params = True
-
-
 def _attributes(inside: Any) -> Iterator[str]:
-    reduced = ("_reduce_scatter_comm", "force_sum_reduction_for_comms", "reduce_scatter_unused_params")
-    for name in (*reduced, "_all_gather_comm", "_all_reduce_hook", "mesh_info", "post_forward_mesh_info"):
+    reduced = ("_reduce_scatter_comm", "force_sum_reduction_for_comms", "_all_reduce_hook")
+    for name in (*reduced, "_all_gather_comm", "mesh_info", "post_forward_mesh_info"):
         if hasattr(inside, name):
             yield name
-
-
-def _bind(call: Callable[..., None], group: ParameterGroup) -> Callable[..., None]:
-    return lambda *tensors: call(group, *tensors)

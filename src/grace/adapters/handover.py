@@ -201,7 +201,7 @@ class Handover(Choosing):
         if self._absent is None:
             if len(present) != len(self.names):
                 raise InputError(f"{len(present)} gradients for {len(self.names)} variables")
-            told = self._session.run(_ask(AllGather(torch.tensor(present, dtype=torch.uint8))))  # [W, n]
+            told = self._session.run(_ask(AllGather(torch.tensor(present, dtype=torch.uint8, device="cpu"))))  # [W, n]
             self._absent = told.bool().all(0).tolist()
         new = [name for name, here, then in zip(self.names, present, self._absent, strict=True) if then and not here]
         if new:
@@ -218,7 +218,7 @@ class _Buffer:
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]):
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         starts = list(itertools.accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0))
-        flat = torch.empty(starts[-1], dtype=torch.uint8)
+        flat = torch.empty(starts[-1], dtype=torch.uint8, device="cpu")
         self.tensors = [
             flat[start : start + size].view(dtype).view(shape)
             for start, size, dtype, shape in zip(starts, sizes, dtypes, shapes, strict=False)
@@ -233,7 +233,7 @@ class _Buffer:
 
     @property
     def free(self) -> bool:
-        """Whether nobody holds what was handed out."""
+        """True if nobody holds what was handed out."""
         return self._count() == self._alone
 
 

@@ -6,8 +6,10 @@ Each rank trains a replica of its own with a plain optimizer; no gradient is exc
 
 so that the replicas are the same bits again. delta is in units of the parameters: the learning rate is in it already.
 Where parameters are 16 bits wide, x_ref and delta are float32: x_local starts at the rounded x_ref, and delta is counted from
-there, so that moves smaller than a rounding add up in x_ref. Basu et al., "Qsparse-local-SGD", NeurIPS 2019, arXiv 1906.02367;
-with ``warmup_steps``, post-local SGD: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv 1808.07217.
+there, so that moves smaller than a rounding add up in x_ref. Basu et al., "Qsparse-local-SGD", NeurIPS 2019, arXiv 1906.02367.
+With ``warmup_steps`` it is post-local SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv
+1808.07217): in these first steps the mean of the gradients is what the optimizer of each rank applies, so that momenta, too,
+are the same on all ranks.
 
 The model is a plain module: DistributedDataParallel would need ``no_sync()`` around every backward pass in the user's loop.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +29,8 @@ from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import Choosing, read_choice
-from grace.adapters.trained import find_trained, zero_nonfinite_state
+from grace.adapters.trained import find_trained, list_replicated, zero_nonfinite_state
+from grace.adapters.warmup import average_gradients
 from grace.adapters.window import WindowCheckpoint, read_window
 from grace.auto.settings import Auto
 from grace.auto.site import Site
@@ -94,9 +97,13 @@ class LocalSteps(Choosing):
         self._buckets = fill_buckets(self._reference, options.bucket_bytes)
         self._begin_auto(auto)
         self._check_optimizer()
+        self._averaged = False  # the gradients of the coming step of the warm-up
         self._hook: RemovableHandle | None = None
+        self._hook_before: RemovableHandle | None = None
         if automatic:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
+            if warmup_steps:
+                self._hook_before = optimizer.register_step_pre_hook(self._before_step)
         self._open = True
         self._at_work.add(optimizer)
 
@@ -116,14 +123,78 @@ class LocalSteps(Choosing):
     def step(self) -> None:
         """Counts a step of the optimizer. Its hook calls this, unless ``automatic=False``; then the training loop does, after
         each step, even one that a gradient scaler has skipped.
+
+        Raises:
+            GraceError: a step of the warm-up before which :meth:`average_gradients` was not called.
         """
         self._check_open()
+        warms_up = self.warms_up
+        if warms_up and not self._averaged:
+            error = GraceError(
+                f"step {self._total + 1} of a warm-up of {self.warmup_steps} has applied this rank's own gradients: call "
+                "handle.average_gradients() after the backward pass, before the optimizer or the scaler steps"
+            )
+            self._session.close(error)  # ranks that wait for this one hear of it
+            raise error
         self._total += 1
         self._taken += 1
         self._session.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
-        if self._taken >= self.every or self._total <= self.warmup_steps:
+        if warms_up:
+            self._end_warmup_step()
+        elif self._taken >= self.every:
             self.sync()
         self._session.logs.report(self._total)
+
+    @property
+    def warms_up(self) -> bool:
+        """True if the coming step is one of the warm-up, which averages gradients."""
+        return self._total < self.warmup_steps
+
+    def average_gradients(self) -> None:
+        """During the warm-up, replaces all gradients by their means over the ranks, once in a step; does nothing after it. The
+        optimizer's hook calls it; call it before, to clip means, or before a gradient scaler looks at them. What no rank used
+        keeps None.
+
+        Raises:
+            InputError: a sparse gradient. TransportError: a collective failed; no gradient may be used then.
+        """
+        self._check_open()
+        if self._averaged or not self.warms_up:
+            return
+        try:
+            find_trained(self._model, self._optimizer, known=self._parameters)
+            self._session.replicas.note_parameters(self._reference.values())
+            average_gradients(self._session, self._parameters, self._buckets)
+        except BaseException as error:
+            self._session.close(error)  # ranks that wait for this one hear of it
+            raise
+        self._averaged = True
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None and self.warms_up:
+            raise ConfigurationError(
+                "optimizer.step(closure) in the warm-up: the closure computes gradients that are not averaged; legal: "
+                "gradients first, then optimizer.step(), or warmup_steps=0"
+            )
+        self.average_gradients()
+
+    @torch.no_grad()
+    def _end_warmup_step(self) -> None:
+        """All ranks have applied the same means: x_ref is where they are, but for tensors that became inf or NaN."""
+        for name, p in self._parameters.items():
+            if bool(p.isfinite().all()):
+                self._reference[name].copy_(p)
+            else:
+                p.copy_(self._reference[name])
+                zero_nonfinite_state(self._optimizer, p)
+                self.stats.nonfinite += 1
+        self._session.advance()
+        self._session.repair(
+            lambda: [*self._reference.values(), *list_replicated(self._parameters.values(), self._optimizer)]
+        )
+        self._taken, self._averaged = 0, False
+        self._irregular()
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -179,7 +250,7 @@ class LocalSteps(Choosing):
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def synchronized(self) -> bool:
-        """Whether all replicas are the same: between windows, not within one."""
+        """True if all replicas are the same: between windows, not within one."""
         return self._taken == 0
 
     @property
@@ -263,8 +334,9 @@ class LocalSteps(Choosing):
             return
         self._open = False
         self._at_work.discard(self._optimizer)
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in (self._hook, self._hook_before):
+            if hook is not None:
+                hook.remove()
         self._end_run()
         self._session.close()
 
@@ -308,7 +380,8 @@ def local(
         method: as for :func:`grace.attach`; it gets the differences of the parameters, one tensor for each. "auto" chooses
             one for each ``bucket_bytes`` of them, by rounds: windows and their exchange.
         every: H, local steps in a window; 1 exchanges after each.
-        warmup_steps: steps at the start that are exchanged one by one (post-local SGD).
+        warmup_steps: steps at the start in which gradients are averaged, uncompressed, before each rank applies them
+            (post-local SGD).
         seed: of all random streams.
         check: compare all collectives between ranks before they start; slow, for debugging.
         check_replicas_every: exchanges from one comparison of the replicas to the next, >= 0; 0: none.
@@ -319,13 +392,13 @@ def local(
             none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         steps_per_epoch: synchronizations in an epoch, for schedules that count epochs.
         automatic: whether the optimizer's hook counts steps. If not, call ``handle.step()`` after each: with a gradient
-            scaler, which may skip a step on one rank alone.
+            scaler, which may skip a step on one rank alone. In a warm-up, call ``handle.average_gradients()`` before each.
         group: the ranks; by default all. They get a process group of their own beside it.
         transport: between the ranks, in place of such a group: an object, or a name as for :func:`grace.transport`.
 
     Returns:
         A handle: ``stats``, ``synchronized``, ``sync()``, ``model``, ``state_dict()``, ``load_state_dict(s)``,
-        ``checkpoint()``, ``step()``, ``detach()``.
+        ``checkpoint()``, ``step()``, ``average_gradients()``, ``detach()``.
 
     Raises:
         ConfigurationError: a wrapped model, an optimizer of other parameters, a knob out of range.

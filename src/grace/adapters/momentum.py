@@ -98,11 +98,11 @@ def _move(method: Method[Any], momentum: float, nesterov: bool) -> Method[Any]:
 
 
 def _sends_all(method: Method[Any]) -> bool:
-    return method.facts(torch.empty(64, 64, device="meta")).contraction == 1
+    return method.facts(torch.empty(64, 64, device="meta", dtype=torch.float32)).contraction == 1
 
 
 def _is_sparsifier(method: Method[Any]) -> bool:
-    """Whether it sends some numbers, and leaves the others as they are."""
+    """True if it sends some numbers, and leaves the others as they are."""
     names = (METHODS.name_of(type(layer)) for layer in layers(method))
     return any(METHODS.find(name).family == "sparsification" for name in names if name is not None)
 
@@ -146,7 +146,7 @@ class _Moved:
 
     @staticmethod
     def _decay(p: Tensor, group: dict[str, Any], weight_decay: float) -> Tensor:
-        """Of the parameter as it was before the step."""
+        """Copy of the parameter as it was before the step."""
         assert p.grad is not None
         step: Tensor = p.grad * group["lr"]
         return (p - step if group["maximize"] else p + step).mul_(weight_decay)

@@ -7,6 +7,7 @@ another order on each rank. On a GPU the thread has a stream of its own, too.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 import weakref
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from grace.adapters.applied import Applied
+from grace.adapters.backward import on_arrival
 from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import read_choice
 from grace.adapters.pending_gradient import placeholder
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
+from grace.adapters.trained import list_replicated, name_trained, refuse_ddp, refuse_in_backward
 from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
@@ -64,6 +67,8 @@ class OptimizerHandle(Regrouping):
     ):
         self._parameters = name_trained(optimizer, named_parameters)
         refuse_ddp(self._parameters)
+        self.refuse_shared(self._parameters)
+        refuse_in_backward(self._parameters)
         knobs: dict[str, object] = {
             "bucket_mb": options.bucket_bytes / 2**20,
             "backward_passes_per_step": backward_passes_per_step,
@@ -73,6 +78,7 @@ class OptimizerHandle(Regrouping):
         auto, fixed, more = read_choice(method)
         super().__init__(Steps(Session(self._parameters, fixed, transport, options, knobs=knobs | more, repairs=True)))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
+        self._applied = Applied([self._session], self._parameters, optimizer)
         self._begin_auto(auto)
         self._check_optimizer()
         self._buckets = fill_buckets(self._parameters, options.bucket_bytes)
@@ -86,7 +92,7 @@ class OptimizerHandle(Regrouping):
         self._begin()
         me = weakref.ref(self)
         hooks = [
-            p.register_post_accumulate_grad_hook(_on_arrival(me, name))  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(on_arrival(me, name))  # type: ignore[no-untyped-call]
             for name, p in self._parameters.items()
         ]
         self._own = type(optimizer)
@@ -107,6 +113,8 @@ class OptimizerHandle(Regrouping):
         """Notes that a backward pass has accumulated into this gradient."""
         with self._turn:
             self.check_open()
+            if not self._came:
+                self._applied.look(arrived=name)
             self._came, self._synchronized = True, False
             if not self._left[name]:
                 self._fail(GraceError(
@@ -133,6 +141,7 @@ class OptimizerHandle(Regrouping):
     def _submit(self) -> None:
         """Sends the next bucket on its way."""
         if self._next == 0:
+            self._applied.settle()
             self._session.replicas.note_parameters(self._parameters.values())
             rate = self._optimizer.param_groups[0].get("lr")
             if rate is not None:
@@ -182,6 +191,8 @@ class OptimizerHandle(Regrouping):
         for p in frozen:
             p.grad = None
         self._begin()
+        self._applied.hand_out(self._parameters)
+        self._applied.end()
         error, self._error = self._session.error or self._error, None
         if error is not None:
             raise error
@@ -231,6 +242,7 @@ class OptimizerHandle(Regrouping):
         """Called when gradients are about to be dropped."""
         if self._came and self.error is None:
             self._fail(GraceError(_DROPPED.format("every parameter", "about to be dropped by zero_grad()")))
+        self._applied.clear()
         self._synchronized = False
 
     # ---- errors -----------------------------------------------------------------------------------------------------
@@ -350,6 +362,7 @@ class OptimizerHandle(Regrouping):
         self._lane.drain()
         self._begin()
         self._error = None
+        self._applied.forget()
         for p in self._parameters.values():
             p.grad = None
         return self._regroup(transport, [*self._parameters.values(), *model], self._optimizer, self._own)
@@ -377,23 +390,17 @@ class OptimizerHandle(Regrouping):
         Raises:
             ConfigurationError: names one of them.
         """
-        taken = {p for handle in cls.at_work for p in handle._known}
-        for name, p in named.items():
-            if p in taken:
-                raise ConfigurationError(
-                    f"{name!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
-                    "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
-                )
-
-
-def _on_arrival(handle: weakref.ref[OptimizerHandle], name: str) -> Callable[[Tensor], None]:
-    """A hook that keeps no handle alive."""
-
-    def arrive(_: Tensor) -> None:
-        if (one := handle()) is not None:
-            one.arrive(name)
-
-    return arrive
+        for last in (False, True):
+            taken = {p for handle in cls.at_work for p in handle._known}
+            shared = next((name for name, p in named.items() if p in taken), None)
+            if shared is None:
+                return
+            if not last:
+                gc.collect()  # an optimizer that was dropped may wait for this
+        raise ConfigurationError(
+            f"{shared!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
+            "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
+        )
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

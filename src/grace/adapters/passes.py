@@ -53,11 +53,11 @@ class Passes:
 
     @property
     def failed(self) -> bool:
-        """Whether an exchange of this pass has failed."""
+        """True if an exchange of this pass has failed."""
         return self._error is not None
 
     def begin(self) -> bool:
-        """Whether a pass begins here: there is none, or the last one was broken off by an error of torch's or the user's."""
+        """True if a pass begins here: there is none, or the last one was broken off by an error of torch's or the user's."""
         if self._last is not None and self._last() is not None:
             return False
         self._lane.drain()

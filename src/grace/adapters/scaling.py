@@ -11,7 +11,7 @@ from grace.errors import ConfigurationError
 
 
 def describe_scaler(scaler: torch.amp.GradScaler, parameters: Mapping[str, Tensor]) -> tuple[bool, float, float, int]:
-    """Whether it is on, and how its scale grows and falls. Since all ranks see the same inf and NaN, their scales then agree.
+    """True if it is on, and how its scale grows and falls. Since all ranks see the same inf and NaN, their scales then agree.
 
     Of the parameters only the dtypes matter, not the shapes.
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from grace.adapters.applied import Applied
 from grace.adapters.axes import Axes, names_held, resolve
 from grace.adapters.choosing import Choosing
 from grace.adapters.doors import register_door
 from grace.adapters.fsdp import (
+    DTYPES,
     Hooked,
     LateGradients,
     ParameterGroup,
@@ -38,6 +40,9 @@ from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.sharded_choice import read_sharded_choice, site_between_replicas, site_of_rows
 from grace.adapters.sharded_rows import half_of_dense, is_plain, plan_rows, whole_rows
+from grace.adapters.trained import refuse_in_backward
+from grace.adapters.unexchanged import Unexchanged, refuse_foreign
+from grace.adapters.unsharded import REMEDY, check_sharded
 from grace.adapters.weights import Weights, read_weights
 from grace.auto.settings import Auto
 from grace.auto.site import Site
@@ -74,6 +79,7 @@ class ShardedHandle(Choosing, Handle):
         options: Options,
         *,
         axes: Axes = _NO_AXES,
+        ignored: Collection[Tensor] = (),
         optimizer: torch.optim.Optimizer | None = None,
         transport: str | Transport | None = "auto",
     ):
@@ -88,6 +94,12 @@ class ShardedHandle(Choosing, Handle):
                 f"on_difference={options.on_difference!r}: no rank has the whole of a sharded model; legal: 'error'"
             )
         groups = find_groups(model)
+        left_out = check_sharded(model, ignored)
+        trained = {piece.name: piece.inside.sharded_param for group in groups for piece in group.pieces}
+        refuse_in_backward(trained)
+        refuse_foreign(
+            optimizer, [*model.parameters(), *trained.values()], "made after fully_shard of model.parameters()"
+        )
         self._model, self._groups, self._pieces = (
             model,
             groups,
@@ -104,8 +116,13 @@ class ShardedHandle(Choosing, Handle):
             options = replace(options, check_replicas_every=0)
         group = one_group(groups)
         shards = groups[0].shards.size()
-        rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
-        parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
+        rows = {
+            name: torch.empty(shards, piece.width, device="meta", dtype=torch.float32)
+            for name, piece in self._pieces.items()
+        }
+        parts = {
+            name: torch.empty(piece.shard, device="meta", dtype=torch.float32) for name, piece in self._pieces.items()
+        }
         like = names_held((parts if self._replicated else rows).items())
         self._names = frozenset(like)
         policy = self._resolve(options.read(slow))
@@ -121,10 +138,17 @@ class ShardedHandle(Choosing, Handle):
         self._late: LateGradients | None = None  # between the two axes of a group
         self._fast: Session | None = None
         self._weights: Weights | None = None
-        self._hooked: Hooked | None = Hooked(groups)
+        self._hooked: Hooked | None = Hooked(groups, model)
+        self._unexchanged = Unexchanged(
+            model, trained, left_out, apart=lambda: False, remedy=REMEDY, optimizer=optimizer, session=self._session
+        )
         try:
             if fast is not None:
                 self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
+            named = {plain_name(name): p for name, p in model.named_parameters()}
+            sessions = [session for session in (self._session, self._fast) if session is not None]
+            held = {name for session in sessions for name in session.like}
+            self._applied = Applied(sessions, {name: p for name, p in named.items() if name in held}, optimizer)
             self._begin_auto(auto)
             if compressor is not None:
                 self._weights = Weights(groups, compressor, options, transport, lambda: self._session.worker.step)
@@ -132,6 +156,7 @@ class ShardedHandle(Choosing, Handle):
         except BaseException as error:
             self._close(error)
             raise
+        self.stats.beside = tuple(session.stats for session in self._sessions()[1:])
         self._check_optimizer()
         if self._replicated:
             self._hooked.average_replicas_by(self._average)
@@ -164,8 +189,10 @@ class ShardedHandle(Choosing, Handle):
 
     @property
     def axes(self) -> dict[str, Stats]:
-        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there."""
-        out = {"replicate" if self._replicated else "shard": self.stats}
+        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there.
+        ``stats.ratio`` is that of all of them.
+        """
+        out = {"replicate" if self._replicated else "shard": replace(self.stats, beside=())}
         if self._fast is not None:
             out["shard"] = self._fast.stats
         if self._weights is not None:
@@ -287,20 +314,25 @@ class ShardedHandle(Choosing, Handle):
         if self._passes.begin():
             if self.error is not None:
                 raise self.error
+            self._applied.look()
+            self._applied.settle()
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             self._began()
             if self._fast is not None:
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
+        self._applied.hand_out(piece.name for piece in group.pieces if piece.name in self._names)
         error: Exception | None = None
-        if flat.dtype not in (torch.float32, torch.bfloat16):
+        new = [piece.name for piece in group.pieces if piece.name not in self._pieces]
+        if flat.dtype not in DTYPES:
             error = InputError(explain_dtype(flat.dtype))
-        elif width != sum(piece.width for piece in group.pieces):
+        elif new:
             error = GraceError(
-                f"of the parameters beside {group.name!r} some got no gradient on this rank, or were frozen or unfrozen since "
-                "Grace was attached. Unused parameters take torch 2.13 or newer; for others call handle.detach(), and attach "
-                "again"
+                f"{', '.join(map(repr, new))}: frozen when Grace was attached, and trained now: nothing is known of its "
+                "exchange. Call handle.detach() when you unfreeze, and attach again; freezing needs nothing"
             )
+        elif width != sum(piece.width for piece in group.pieces):
+            error = GraceError(f"torch reduces other gradients than those of {[piece.name for piece in group.pieces]}")
         if error is not None:
             self._passes.fail(error)
             self._close(error)  # so that ranks that wait for this one hear of it
@@ -309,6 +341,7 @@ class ShardedHandle(Choosing, Handle):
     def _end(self) -> None:
         if self.error is not None:
             return
+        self._applied.end()
         with self._leaving():
             self._session.advance()
             if self._driver is not None:
@@ -378,6 +411,7 @@ class ShardedHandle(Choosing, Handle):
         if self._hooked is not None:
             self._hooked.restore()
             self._hooked = None
+            self._unexchanged.close()
             self._passes.close()
             self._end_run()
             self._close()
@@ -407,10 +441,13 @@ class ShardedDoor:
         scaler: torch.amp.GradScaler | None,
         transport: str | Transport | None,
         axes: Axes = _NO_AXES,
+        ignored: Collection[Tensor] = (),
     ) -> ShardedHandle:
         """See :class:`grace.adapters.doors.Door`."""
         if scaler is not None:
             raise ConfigurationError(
                 "attach: scaler= is for DistributedDataParallel; a sharded model is reduced in float32 or bfloat16"
             )
-        return ShardedHandle(model, method, options, axes=axes, optimizer=optimizer, transport=transport)
+        return ShardedHandle(
+            model, method, options, axes=axes, ignored=ignored, optimizer=optimizer, transport=transport
+        )

@@ -54,7 +54,7 @@ class ShardedCheckpoint:
         like = self._session.like
         device = next(iter(self._parameters.values())).device
         owed = {
-            name: debts[name].float() if name in debts else torch.zeros(x.shape, device=device)
+            name: debts[name].float() if name in debts else torch.zeros(x.shape, device=device, dtype=torch.float32)
             for name, x in like.items()
         }
         means = self._session.run(together([self._mean(owed[name]) for name in like]))
@@ -77,13 +77,13 @@ class ShardedCheckpoint:
         return [shared for shared, _ in told], {name: text for _, held in told for name, text in sorted(held.items())}
 
     def _mean(self, owed: Tensor) -> Exchange[Tensor]:
-        """Of a shard the mean over replicas; of rows ``[W, c]`` the mean over ranks of this rank's row."""
+        """Averages a shard over replicas; rows ``[W, c]`` the mean over ranks of this rank's row."""
         if self._shards is not None:
             return (yield AllReduce(owed.clone(), donate=True))
         return (yield ReduceScatter(owed))
 
     def _shard(self, name: str, mean: Tensor) -> Any:
-        """Of a mean this rank's part, without padding, as a DTensor like the parameter."""
+        """Cuts this rank's part out of a mean, without padding, as a DTensor like the parameter."""
         from torch.distributed.tensor import DTensor
 
         p = self._parameters[name]

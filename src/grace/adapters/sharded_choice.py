@@ -68,7 +68,7 @@ def site_between_replicas(
 
 
 def _names(groups: Sequence[ParameterGroup]) -> tuple[tuple[str, ...], ...]:
-    """Of each bucket, as a backward pass comes to them."""
+    """Readiness of each bucket, as a backward pass comes to them."""
     return tuple(tuple(piece.name for piece in group.pieces) for group in reversed(groups))
 
 

@@ -18,7 +18,7 @@ from grace.run.session import Session
 
 
 def is_plain(session: Session, group: ParameterGroup) -> bool:
-    """Whether a group's gradients are to be summed up as they are, to the bit as torch does it."""
+    """True if a group's gradients are to be summed up as they are, to the bit as torch does it."""
     if session.options.nonfinite != "propagate":
         return False
     policy, like, step = session.policy, session.like, session.worker.step

@@ -7,7 +7,8 @@ its own, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import weakref
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,14 +19,16 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.backward import at_end_of_backward
+from grace.adapters.applied import Applied
+from grace.adapters.backward import at_end_of_backward, find_tensors
 from grace.adapters.choosing import read_choice
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
 from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import list_replicated
+from grace.adapters.trained import list_replicated, refuse_in_backward
+from grace.adapters.unexchanged import Unexchanged, refuse_foreign
 from grace.adapters.wrappers import explain_wrapper
 from grace.auto.settings import Auto
 from grace.contract.method import Method
@@ -41,6 +44,11 @@ from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.transports.base import Transport, describe
 from grace.transports.choose import transport_beside
+
+_NEW = (
+    "Call handle.detach(), wrap the module anew with them, and attach again; or leave them out on purpose, before wrapping: "
+    "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)"
+)
 
 
 class _Ticket:
@@ -69,6 +77,13 @@ class DDPHandle(Regrouping):
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         OptimizerHandle.refuse_shared(trained)
+        if getattr(model, "mixed_precision", None) is not None:
+            raise ConfigurationError(
+                "attach: this model was made with DistributedDataParallel(mixed_precision=...), which reduces gradients by a "
+                "communication hook of its own; legal: DistributedDataParallel without it, under torch.autocast"
+            )
+        refuse_in_backward(trained)
+        refuse_foreign(optimizer, model.module.parameters(), "as torch.optim.SGD(model.parameters(), lr)")
         self._hook = Hook.on(model)
         if self._hook.handler is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
@@ -95,6 +110,7 @@ class DDPHandle(Regrouping):
             )
         )
         self._optimizer, self._scaler, self._trained = optimizer, scaler, list(trained.values())
+        self._applied = Applied([self._session], trained, optimizer)
         self._begin_auto(auto)
         self._check_optimizer()
         self._lane = lane_for(next(iter(trained.values())).device)
@@ -104,16 +120,32 @@ class DDPHandle(Regrouping):
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
         self._watching = False
         self._left_out = [(name, p) for name, p in named.items() if not p.requires_grad]
+        self._unexchanged = Unexchanged(
+            model.module, trained, model.parameters_to_ignore, apart=_find_apart(model), remedy=_NEW,
+            optimizer=optimizer, session=self._session,
+        )  # fmt: skip
+        self._unexchanged.watch()
         self._hook.handler = self
 
     def _settings(self) -> Settings | None:
         return None if self._optimizer is None else read_settings(self._optimizer)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
+    def forwarded(self, output: Any) -> None:
+        """Looks, when the backward pass of this output begins, which gradients were dropped before."""
+        if self._applied.undecided:
+            applied = self._applied
+            for x in find_tensors(output):
+                if x.grad_fn is not None:
+                    x.grad_fn.register_prehook(lambda _: applied.look())
+
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
             self._watching = at_end_of_backward(self._on_backward_end)
+            self._hook.hear_forward()
+            if self._session.error is None:
+                self._applied.settle()
             if self._watching:
                 self._session.replicas.note_parameters(self._trained)
             if self._optimizer is not None:
@@ -129,6 +161,7 @@ class DDPHandle(Regrouping):
             self._fail(error)
         ticket = _Ticket(buffer, set(gradients))
         last = bucket.is_last()
+        self._applied.hand_out(gradients)
         self._comes(gradients)
         self._lane.submit(lambda: self._job(ticket, gradients, last))
         if not self._watching:  # this rank has joined early, and gives zeros while others go on
@@ -151,7 +184,7 @@ class DDPHandle(Regrouping):
         return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in like}
 
     def _check_frozen(self) -> None:
-        """Whether what was frozen when Grace was attached still is: nobody exchanges its gradient."""
+        """True if what was frozen when Grace was attached still is: nobody exchanges its gradient."""
         for name, p in self._left_out:
             if p.requires_grad:
                 raise InputError(
@@ -195,9 +228,11 @@ class DDPHandle(Regrouping):
 
     def _raise(self) -> None:
         self._watching = False
+        self._unexchanged.exchanged()
         self._waits.__exit__(None, None, None)
         self._waits = nullcontext()
         error, self._error = self._session.error or self._error, None
+        self._applied.end()
         if error is not None:
             raise error
         if (optimizer := self._optimizer) is not None:
@@ -240,11 +275,13 @@ class DDPHandle(Regrouping):
         self._hook.handler = None
         self._lane.drain()
         self._tickets, self._error, self._watching, self._waits = [], None, False, nullcontext()
+        self._applied.forget()
         for p in self._trained:
             p.grad = None
         alike = [*model.module.parameters(), *model.module.buffers()]
         said = self._regroup(transport_beside(model.process_group, transport), alike, self._optimizer)
         self._hook, hook.handler = hook, self
+        self._unexchanged.apart = _find_apart(model)
         return said
 
     def detach(self) -> None:
@@ -252,12 +289,24 @@ class DDPHandle(Regrouping):
         if self._hook.handler is not self:
             return
         self._hook.handler = None
+        self._unexchanged.close()
         self._lane.close()
         self._session.close()
 
     def _check_attached(self) -> None:
         if self._hook.handler is not self:
             raise GraceError("this handle is detached; attach again")
+
+
+def _find_apart(model: DistributedDataParallel) -> Callable[[], bool]:
+    """A function that tells whether gradients stay with this rank now, as under ``no_sync``. It keeps no model alive."""
+    wrapper = weakref.ref(model)
+
+    def apart() -> bool:
+        one = wrapper()
+        return one is None or not one.require_backward_grad_sync
+
+    return apart
 
 
 @register_door("ddp")

@@ -103,8 +103,8 @@ class GroupTransport:
     def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. There is no store that outlives replicas: it takes two collectives."""
         mine = text.encode()
-        sizes = self.run(AllGather(torch.tensor([len(mine)]))).view(-1).tolist()
-        room = torch.zeros(max(sizes), dtype=torch.uint8)
+        sizes = self.run(AllGather(torch.tensor([len(mine)], dtype=torch.int64, device="cpu"))).view(-1).tolist()
+        room = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         room[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         rows = self.run(AllGather(room))
         return [rows[rank, :size].numpy().tobytes().decode() for rank, size in enumerate(sizes)]

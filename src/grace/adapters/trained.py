@@ -83,7 +83,7 @@ def name_trained(
     if not trained:
         raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
     for p in trained:
-        if type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor":
+        if is_split(p):
             raise ConfigurationError(
                 f"{names[p]!r} is a DTensor, whose gradients its own wrapper exchanges; legal: parameters of which each "
                 "rank has the whole"
@@ -107,7 +107,7 @@ def refuse_ddp(named: Mapping[str, Tensor]) -> None:
         ConfigurationError: such a model is alive; names a parameter of it.
     """
     for last in (False, True):
-        shared = _find_in_ddp(named)
+        shared = next(iter(find_in_ddp(named)), None)
         if shared is None:
             return
         if not last:
@@ -119,14 +119,15 @@ def refuse_ddp(named: Mapping[str, Tensor]) -> None:
     )
 
 
-def _find_in_ddp(named: Mapping[str, Tensor]) -> str | None:
-    """The name of a parameter that some live ``DistributedDataParallel`` model exchanges. torch keeps no list of them.
+def find_in_ddp(named: Mapping[str, Tensor]) -> list[str]:
+    """The names of those parameters, of any shapes, that some live ``DistributedDataParallel`` model exchanges. torch keeps no
+    list of such models.
 
     Objects refer to their class. All objects that there are must not be listed: among them are tuples that other threads are
     just making, and Python raises a SystemError where such a tuple is referred to when it is finished.
     """
     names = {p: name for name, p in named.items()}
-    classes = [DistributedDataParallel]
+    classes, exchanged = [DistributedDataParallel], []
     for kind in classes:
         classes += kind.__subclasses__()
     for thing in gc.get_referrers(*classes):
@@ -134,8 +135,29 @@ def _find_in_ddp(named: Mapping[str, Tensor]) -> str | None:
             continue
         for name, p in thing.module.named_parameters():
             if p in names and name not in thing.parameters_to_ignore:
-                return names[p]
-    return None
+                exchanged.append(names[p])
+    return exchanged
+
+
+def is_split(p: Tensor) -> bool:
+    """Tells a DTensor, which its own wrapper takes care of, from other parameters, of any shape."""
+    return type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor"
+
+
+def refuse_in_backward(named: Mapping[str, Tensor]) -> None:
+    """Refuses parameters, of any shapes, that torch's ``_apply_optimizer_in_backward`` has given optimizers of their own:
+    these step as soon as a gradient has come, before it is exchanged.
+
+    Raises:
+        ConfigurationError: there are some; names one.
+    """
+    for name, p in named.items():
+        if getattr(p, "_in_backward_optimizers", None):
+            kind = type(p._in_backward_optimizers[0]).__name__  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"_apply_optimizer_in_backward has given {name!r} a {kind} that steps within backward(), before gradients are "
+                "means. Leave it out: make one optimizer of all parameters, and call its step() after backward()"
+            )
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
 from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
-from grace.errors import ConfigurationError, GraceWarning, out_of_range
+from grace.errors import ConfigurationError, GraceWarning, StateError, out_of_range
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import MEMORIES, Memories
@@ -69,9 +70,14 @@ class AttachingCallback:
         self._transport = transport
         self._memories, self._errors_every = memories, errors_every
         self._found: dict[str, float] = {}  # of the last step
+        self._trained: weakref.ref[Any] | None = None  # the module of the last training
+        self._left: dict[str, Any] | None = None  # its state, which goes on if it is trained again
 
-    def _attach(self, model: Any, how: str, optimizer: Any, scaler: torch.amp.GradScaler | None) -> None:
-        """Attaches to the model that the trainer has wrapped; ``how``: how to make it wrap it in DistributedDataParallel.
+    def _attach(
+        self, model: Any, how: str, optimizer: Any, scaler: torch.amp.GradScaler | None, *, resumes: bool = False
+    ) -> None:
+        """Attaches to the model that the trainer has wrapped; ``how``: how to make it wrap it in DistributedDataParallel. If
+        this callback has trained the same module before, memories go on from there, unless a checkpoint ``resumes``.
 
         Raises:
             ConfigurationError: there are several workers, and it has not.
@@ -89,9 +95,20 @@ class AttachingCallback:
         self.handle = door.open(
             model, self._method, self._options, optimizer=optimizer, scaler=scaler, transport=self._transport
         )
+        module = getattr(model, "module", model)
+        again = self._trained is not None and self._trained() is module
+        left, self._left, self._trained = self._left, None, weakref.ref(module)
+        if left is not None and again and not resumes:
+            try:
+                self.handle.load_state_dict(left)
+            except StateError as error:  # on all ranks
+                if self.handle.rank == 0:
+                    warnings.warn(f"memories of the last training start empty: {error}", GraceWarning, stacklevel=2)
 
     def _detach(self) -> None:
         if self.handle is not None:
+            if self.handle.error is None:
+                self._left = self.handle.state_dict()
             self.handle.detach()
             self.handle = None
 

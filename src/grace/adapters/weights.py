@@ -54,14 +54,10 @@ def read_weights(given: Any) -> Compressor | None:
             "weights='auto': what fewer bits of the weights cost in quality was measured in no run that auto could go by. "
             f"Name what they travel in; {_LEGAL}"
         )
-    compressor = given
+    compressor, remembers = given, False
     if not isinstance(given, Compressor):
         made = make_method(SHORT.get(given, given) if isinstance(given, str) else given)
-        if any(type(layer).__module__.startswith("grace.memories") for layer in layers(made)):
-            raise CompositionError(
-                f"weights={_spell(given)} has a memory, and weights are sent anew each time, with nothing to make up for; "
-                "legal: memory=none behind it"
-            )
+        remembers = any(type(layer).__module__.startswith("grace.memories") for layer in layers(made))
         compressor = find_compressor(made)
     if not isinstance(compressor, Compressor):
         raise CompositionError(f"weights={_spell(given)} has an exchange of its own; {_LEGAL}")
@@ -75,6 +71,11 @@ def read_weights(given: Any) -> Compressor | None:
     )  # fmt: skip
     if why:
         raise CompositionError(f"weights={_spell(given)} {why}; {_LEGAL}")
+    if remembers:
+        raise CompositionError(
+            f"weights={_spell(given)} has a memory, and weights are sent anew each time, with nothing to make up for; legal: "
+            "memory=none behind it"
+        )
     return None if compressor.transparent else compressor
 
 
@@ -120,7 +121,10 @@ class Weights:
         self.compressor, self._version = compressor, version
         self._layouts = {id(group): self._lay_out(group) for group in groups}
         like = {
-            group.name: torch.empty(sum(part.c for part in self._layouts[id(group)]), device="meta") for group in groups
+            group.name: torch.empty(
+                sum(part.c for part in self._layouts[id(group)]), device="meta", dtype=torch.float32
+            )
+            for group in groups
         }
         options = replace(options, check_replicas_every=0, nonfinite="propagate", on_difference="error")
         knobs = {"weights": as_call(compressor)}
@@ -190,8 +194,15 @@ class Weights:
                 target.copy_(theirs)
                 continue
             rows = target.new_zeros(target.shape, dtype=torch.float32)
+            known = [rank for rank, fine in enumerate(flags) if fine is not False]  # what others sent means nothing
+            some = len(known) < len(flags)
             with Refusals() as refusals:
-                compressor.decompress_add_(theirs, rows, 1.0, peer.shared(compressor.id).fork(index))
+                filled = rows[known] if some else rows
+                compressor.decompress_add_(
+                    theirs[known] if some else theirs, filled, 1.0, peer.shared(compressor.id).fork(index)
+                )
+            if some:
+                rows[known] = filled
             for row, fine in zip(rows, flags, strict=True):
                 fill_unless_(and_(fine, refusals.ok), row, math.nan)
             target.copy_(rows)

@@ -7,11 +7,14 @@ up everyone's in the order of ranks, and :mod:`grace.auto.allocate` decides. Wha
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import math
 import struct
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +22,9 @@ from torch import Tensor
 
 from grace.auto.allocate import fill_bits, within_cost
 from grace.auto.site import Site
-from grace.errors import ConfigurationError
+from grace.contract.wrapping import layers
+from grace.errors import ConfigurationError, GraceWarning, stack_level
+from grace.memories import Memory
 from grace.predict.probe import Probe
 from grace.registry import method as make_method
 from grace.registry import spell
@@ -28,6 +33,7 @@ from grace.registry.policy import SMALL, Policy, Rule
 from grace.run.session import Session
 
 _log = logging.getLogger("grace")
+_HALF = 0.5  # of the squared norm: a layer that loses more keeps less than it loses
 FIRST = 1  # the step in which it is measured first
 
 
@@ -56,6 +62,10 @@ class Adapted:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
         if not self.layers:
@@ -99,10 +109,11 @@ class Adapting:
         self.choice = self._uniform()
         self.chosen_at, self.ended_by = 0, None if self.names else "nothing is large enough to be compressed"
         self._measured: dict[str, list[float]] = {}
+        self._warned = False
         self._heard = False  # a bucket of a step in which it measures
 
     def _bits(self, text: str, shape: Sequence[int]) -> float:
-        """Of what one worker encodes."""
+        """Bytes that one worker encodes."""
         bits = self.site.way.wire_bits(make_method(text), shape, self.session.world)
         assert bits is not None
         return bits
@@ -121,7 +132,7 @@ class Adapting:
 
     @property
     def active(self) -> bool:
-        """Whether it chooses."""
+        """True if it chooses."""
         return self.ended_by is None
 
     def begin(self) -> None:
@@ -139,7 +150,7 @@ class Adapting:
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
     def measures(self) -> bool:
-        """Whether :meth:`holds` looks at gradients in this step."""
+        """True if :meth:`holds` looks at gradients in this step."""
         return self._due
 
     @property
@@ -194,12 +205,30 @@ class Adapting:
         assert chosen is not None, "the same choice for all layers keeps the budget"
         self.lost = [[one / max(1e-300, whole) for one in row] for row, whole in zip(error, energy, strict=True)]
         self.chosen_at = self.session.worker.step
+        if self.session.rank == 0:
+            self._warn_of_losses(chosen)
         if chosen != self.choice:
             self.choice = chosen
             self.session.offer([self.policy()])
             if self.session.rank == 0:
                 for line in str(self.explain()).splitlines():
                     _log.info("adaptive, step %d: %s", self.chosen_at, line.strip())
+
+    def _warn_of_losses(self, chosen: list[int]) -> None:
+        """Warns once of layers that lose more than they keep, where no memory sends it later."""
+        bare = not any(isinstance(layer, Memory) for layer in layers(make_method(self.settings.choices[0])))
+        worst = {name: row[c] for name, row, c in zip(self.names, self.lost, chosen, strict=True) if row[c] > _HALF}
+        if not (bare and worst) or self._warned:
+            return
+        self._warned = True
+        name = max(worst, key=worst.__getitem__)
+        warnings.warn(
+            f"adaptive: {len(worst)} of {len(self.names)} layers lose more than they keep, {name!r} {worst[name]:.0%} of its "
+            f"squared norm: what is sent is mostly noise. budget={self.settings.budget:g} bits a number is too little for "
+            f"{self.settings.method}; raise it, or take method='topk', whose memory sends the rest later",
+            GraceWarning,
+            stacklevel=stack_level(),
+        )
 
     def _fill(self, error: list[list[float]], budget: float) -> list[int]:
         """Real bits, rounded down to what there is."""
@@ -217,7 +246,7 @@ class Adapting:
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def bits(self) -> float:
-        """Of a wire, for each number of the tensors that it covers."""
+        """Bits of a wire for each number of the tensors that it covers."""
         return sum(row[c] for row, c in zip(self.cost, self.choice, strict=True)) / max(1, sum(self.numbers))
 
     @property
@@ -227,12 +256,12 @@ class Adapting:
 
     def explain(self) -> Adapted:
         """What was chosen for each layer."""
-        layers = tuple(
+        shown = tuple(
             Layer(name, n, self.settings.choices[c], row[c] / n, lost[c])
             for name, n, c, row, lost in zip(self.names, self.numbers, self.choice, self.cost, self.lost or [], strict=True)
         ) if self.lost else ()  # fmt: skip
         return Adapted(
-            str(self.settings), self.chosen_at, self.settings.budget, self.bits, layers, repr(self.session.worker.home)
+            str(self.settings), self.chosen_at, self.settings.budget, self.bits, shown, repr(self.session.worker.home)
         )
 
     def end(self, why: str) -> None:

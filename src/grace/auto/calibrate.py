@@ -64,6 +64,11 @@ class Told:
         usual = sorted(self.ns)[(len(self.ns) - 1) // 2]
         return max(self.ns) / max(1, usual)
 
+    @property
+    def usual(self) -> str:
+        """Name of what the slowest is compared with."""
+        return f"rank {1 - self.slowest}" if len(self.ns) == 2 else "the median of the ranks"
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -175,14 +180,14 @@ def unsure_of(timings: Timings, needed: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def stragglers(told: Sequence[Told]) -> list[str]:
-    """Which ranks take more than 1.5 times as long as the median, in words; compression cannot mend that."""
-    slowest: dict[int, tuple[float, str]] = {}
+    """Name the ranks that take more than 1.5 times as long as the median, in words; compression cannot mend that."""
+    slowest: dict[int, Told] = {}
     for one in told:
-        if one.straggles > max(STRAGGLES, slowest.get(one.slowest, (0.0, ""))[0]):
-            slowest[one.slowest] = one.straggles, one.what
+        if one.straggles > max(STRAGGLES, slowest[one.slowest].straggles if one.slowest in slowest else 0.0):
+            slowest[one.slowest] = one
     return [
-        f"rank {rank} takes {times:.1f} times as long as the median of the ranks ({what}): all wait for it"
-        for rank, (times, what) in sorted(slowest.items())
+        f"rank {rank} takes {one.straggles:.1f} times as long as {one.usual} ({one.what}): all wait for it"
+        for rank, one in sorted(slowest.items())
     ]
 
 

@@ -121,9 +121,9 @@ def _of_class(quality: Quality) -> list[str]:
 
 
 def keeps_memory(name: str) -> bool:
-    """Whether a method of this name owes what it does not send."""
+    """True if a method of this name owes what it does not send."""
     method = make_method(name)
-    return method.owed(method.init(torch.zeros(8, 8))) is not None
+    return method.owed(method.init(torch.zeros(8, 8, dtype=torch.float32, device="cpu"))) is not None
 
 
 def _reason(name: str, world: int, dense: float | None, optimizer: Settings | None, memoryless: bool, way: Way) -> str:

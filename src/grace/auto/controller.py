@@ -130,7 +130,7 @@ class Controller:
 
     @property
     def trying(self) -> bool:
-        """Whether a trial goes on: memories of the incumbent wait."""
+        """True if a trial goes on: memories of the incumbent wait."""
         return self._trial is not None
 
     def ended(self, period: int, elapsed: int = 0, overhead: int = 0, exchanges: int = 0) -> list[int] | None:
@@ -210,7 +210,7 @@ class Controller:
         self._next()
 
     def _watch_pace(self, median: int, exchanges: int) -> None:
-        """Whether steps, or exchanges, take another time than they did."""
+        """True if steps, or exchanges, take another time than they did."""
         reference, before = self._drift.reference, self._exchange_drift.reference
         if self._drift.alarm(median):
             self._say_changed(
@@ -297,7 +297,7 @@ class Controller:
         return max(0, self.predicted[number] * usual // max(1, self.predicted[self.current]) - usual)
 
     def _is_beyond(self, number: int) -> bool:
-        """Whether a challenger is predicted to be beyond the cap."""
+        """True if a challenger is predicted to be beyond the cap."""
         return self.predicted[number] * CAP[1] > self.predicted[self.current] * CAP[0]
 
     # ---- trials -----------------------------------------------------------------------------------------------------
@@ -313,8 +313,8 @@ class Controller:
         elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
             self._scout()  # one step may have met a stall
         else:
-            trial.pairs.append((usual, median))
-            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f}: much slower")
+            words = f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f} before it: much slower"
+            self._close(won=False, words=words)
 
     def _begin_pair(self) -> None:
         self._pair = {}
@@ -333,7 +333,8 @@ class Controller:
             self.spent += max(0, theirs - kept) * self._block_steps()
         verdict = trial.verdict(plain=plain)
         if kept and theirs * CAP[1] > kept * CAP[0] and trial.better <= trial.worse:  # else it may have been a stall
-            self._close(won=False, words="much slower")
+            words = f"much slower in the last pair, {theirs / 1e6:.1f} ms a step beside {kept / 1e6:.1f}"
+            self._close(won=False, words=words)
         elif verdict is not None:
             gives_way = ", and what is not faster gives way" if plain and verdict and trial.gain < YIELD else ""
             self._close(won=verdict, words=trial.outcome + gives_way)

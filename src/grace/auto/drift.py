@@ -1,4 +1,4 @@
-"""Whether steps have changed their pace: Page and Hinkley's test, in both directions."""
+"""True if steps have changed their pace: Page and Hinkley's test, in both directions."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from grace.auto.proposals import propose, propose_again
 from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
+from grace.auto.trial import measured_gain
 from grace.errors import ConfigurationError, GraceWarning, stack_level
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timings
@@ -139,7 +140,7 @@ class Driver:
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
     def active(self) -> bool:
-        """Whether it chooses."""
+        """True if it chooses."""
         return self.ended_by is None
 
     def comes(self, names: Sequence[str]) -> None:
@@ -154,7 +155,7 @@ class Driver:
 
     @property
     def waits(self) -> bool:
-        """Whether the model is to wait until the exchange of the bucket that comes is over: :meth:`waited` then says so."""
+        """True if the model is to wait until the exchange of the bucket that comes is over: :meth:`waited` then says so."""
         return self._listens and not self.site.holds
 
     def waited(self, nanoseconds: int) -> None:
@@ -175,11 +176,11 @@ class Driver:
 
     @property
     def measures(self) -> bool:
-        """Whether :meth:`holds` looks at gradients in this step."""
+        """True if :meth:`holds` looks at gradients in this step."""
         return self.active and self._measuring
 
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
-        """Whether this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
+        """True if this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
         ``last``: whether the step ends with it: then nothing waits.
         """
         if not self.active:
@@ -213,6 +214,9 @@ class Driver:
         now, came, self._coming = self.clock(), tuple(self._coming), []
         period, self._last = now - self._last if self._last and self._counts else 0, now
         counts, self._counts = self._counts, True
+        if self._is_part(came):  # such a step is no measure of whole ones
+            self._last, self._exchanges = self.clock(), 0
+            return
         unheard = self._listening is None and self.controller is None  # the first step
         if unheard or not self._known_buckets(came):  # DistributedDataParallel makes its buckets anew
             self._listen(came)
@@ -228,8 +232,15 @@ class Driver:
             self._control(period, now)
         self._last = self.clock()
 
+    def _is_part(self, came: tuple[tuple[str, ...], ...]) -> bool:
+        """True if a step has used a part of the model, where buckets are known and each goes alone."""
+        if self.site.holds or not self.site.names or self._known_buckets(came):
+            return False
+        known = [set(names) for names in self.buckets.names]
+        return all(any(set(names) <= one for one in known) for names in came)
+
     def _known_buckets(self, came: tuple[tuple[str, ...], ...]) -> bool:
-        """Whether these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass
+        """True if these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass
         comes last.
         """
         return came == self.buckets.names or (not self.site.holds and set(came) == set(self.buckets.names))
@@ -353,15 +364,15 @@ class Driver:
 
     @property
     def values(self) -> dict[str, float]:
-        """For logs: the number of the plan, how many times as fast as the better baseline it was, and what was spent."""
+        """For logs: the number of the plan, its measured gain over the better baseline if there is one, and what was spent."""
         controller = self.controller
         if controller is None:
             return {}
         share = sum(self.spent.values()) / self.elapsed
         found = {"auto/plan": float(controller.current), "auto/spent_share": share}
-        base, mine = controller.measured.get(0), controller.measured.get(controller.current)
-        if base and mine:
-            found["auto/speedup"] = base / mine
+        gain = measured_gain(controller.trials, controller.current, range(controller.baselines))
+        if gain is not None:
+            found["auto/speedup"] = gain.median
         return found
 
     def explain(self) -> Explanation:

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 from grace.auto.calibrate import stragglers
 from grace.auto.classes import NAMES, evidence_of
 from grace.auto.planner import Part, Plan
+from grace.auto.trial import Gain, Trial, measured_gain
 from grace.errors import InputError
 
 if TYPE_CHECKING:
     from grace.auto.controller import Controller
     from grace.auto.driver import Driver
-    from grace.auto.trial import Trial
 
 SCHEMA, VERSION = "grace.auto", 1
 _REJECTED = 3  # that are named for a bucket
+_COLUMNS = (
+    "ready: share of a step's computation after which the bucket can go. predicted, measured: time of its exchange in a step "
+    "on this rank, codecs and waiting for others included; -: no exchange was timed yet."
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Explanation:
     """What ``auto`` has chosen, and why. It prints as text; :meth:`save` writes what ``grace explain --run`` reads.
 
     Attributes:
-        settings: what the user said. workers, transport, cores: of the run; cores of one worker.
+        settings: what the user said. workers, transport, cores: of the run; cores of one worker. replicas: of a model that is
+            sharded among the workers of each; 1: gradients go between all workers.
         stage: "ended: ...", "measuring", or "running".
         step: of the run. chosen: number of the candidate that is used.
         candidates: plans, fp32 and bf16 among them. buckets: under the chosen one.
@@ -78,7 +83,7 @@ class Explanation:
         trials, events: what has happened. waits, hopeless: why something is not tried.
         spent: seconds, by what for. elapsed: of the run.
         left_out: methods, and why. evidence: on what it rests that a method may be used. stragglers: ranks that are slow.
-        predicted_speedup, measured_speedup: over the better of fp32 and bf16.
+        gain: over the one of fp32 and bf16 that was measured to be better, by paired steps; None: not measured.
     """
 
     settings: str
@@ -102,19 +107,20 @@ class Explanation:
     evidence: Mapping[str, str]
     stragglers: tuple[str, ...] = ()
     policy: str = field(default="", repr=False)
+    replicas: int = 1
 
     @property
     def spent_share(self) -> float:
-        """Of the run's time, what measuring and trying have taken."""
+        """Share of the run's time that measuring and trying have taken."""
         return sum(self.spent.values()) / max(1e-9, self.elapsed)
 
     @property
-    def measured_speedup(self) -> float | None:
-        """How many times as fast as the better of fp32 and bf16 its steps were; None: not both were run."""
+    def gain(self) -> Gain | None:
+        """Gain of the chosen plan over the one of fp32 and bf16 that was measured to be better; None: not measured."""
         if self.chosen is None:
             return None
-        base, mine = self.candidates[0].measured, self.candidates[self.chosen].measured
-        return None if base is None or mine is None else base / mine
+        plain = [k for k, one in enumerate(self.candidates) if one.words in NAMES.values()]
+        return measured_gain(self.trials, self.chosen, plain)
 
     @property
     def history(self) -> list[tuple[int, str]]:
@@ -125,7 +131,9 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        more = {"spent_share": self.spent_share, "measured_speedup": self.measured_speedup}
+        gain = self.gain
+        measured = None if gain is None else {**asdict(gain), "over": self.candidates[gain.over].words}
+        more = {"spent_share": self.spent_share, "gain": measured}
         return {"schema": SCHEMA, "version": VERSION, **asdict(self), **more}
 
     def save(self, path: str | Path) -> None:
@@ -169,7 +177,7 @@ class Explanation:
         return cls(**values)
 
     def __str__(self) -> str:
-        lines = [f"{self.settings}, {self.workers} workers over {self.transport}: {self._verdict()}"]
+        lines = [f"{self.settings}, {self._who()} over {self.transport}: {self._verdict()}"]
         lines += self._table()
         lines += [f"  {one.words}: {_step(one)}" for one in self.candidates]
         lines += [f"  step {step}: {text}" for step, text in self.history]
@@ -187,6 +195,11 @@ class Explanation:
         lines += [f"{method} left out: {why}." for method, why in self.left_out.items()]
         return "\n".join(lines)
 
+    def _who(self) -> str:
+        if self.replicas == 1:
+            return f"{self.workers} workers"
+        return f"{self.workers} workers, {self.replicas} replicas of {self.workers // self.replicas} shards,"
+
     def _verdict(self) -> str:
         if self.chosen is None:
             return self.stage
@@ -199,9 +212,14 @@ class Explanation:
             return f"{words}; predicted, not verified"
         if self.candidates[self.chosen].words in NAMES.values():
             return f"{words}; nothing that may be used was faster, as real steps showed at step {self.verified_at}"
-        speedup = self.measured_speedup
-        times = "" if speedup is None else f", {speedup:.2f} times as fast as the better of fp32 and bf16"
-        return f"{words}; verified at step {self.verified_at}{times}"
+        return f"{words}; verified at step {self.verified_at}, {self._gain()}"
+
+    def _gain(self) -> str:
+        gain = self.gain
+        if gain is None:
+            return "gain not measured: it ran in no pair with fp32 or bf16"
+        name, pairs = self.candidates[gain.over].words, "1 pair" if gain.pairs == 1 else f"{gain.pairs} pairs"
+        return f"{gain.median:.2f} times as fast as {name} in the median of {pairs} ({gain.low:.2f} to {gain.high:.2f})"
 
     def _table(self) -> list[str]:
         if not self.buckets:
@@ -224,7 +242,8 @@ class Explanation:
         cells = [
             [(cell, width, i in right) for i, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in rows
         ]
-        return ["  ".join(c.rjust(w) if last else c.ljust(w) for c, w, last in row).rstrip() for row in cells]
+        lines = ["  ".join(c.rjust(w) if last else c.ljust(w) for c, w, last in row).rstrip() for row in cells]
+        return [*lines, _COLUMNS]
 
 
 def explain(driver: Driver) -> Explanation:
@@ -242,8 +261,10 @@ def explain(driver: Driver) -> Explanation:
     stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
     told = [*known.codecs, *([model.computing] if model is not None else [])]
     used = dict.fromkeys(method for choice in driver.choices for method in choice.plan.methods)
+    world, beside = driver.session.world, driver.site.beside
     return Explanation(
-        str(driver.settings), driver.session.world, driver.session.transport, known.cores, stage, driver.session.worker.step,
+        str(driver.settings), world * (1 if beside is None else beside.world), driver.session.transport, known.cores, stage,
+        driver.session.worker.step,
         chosen, tuple(candidates), tuple(buckets), None if controller is None else controller.verified_at,
         None if model is None else model.compute,
         () if controller is None else tuple(
@@ -258,6 +279,7 @@ def explain(driver: Driver) -> Explanation:
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
+        1 if beside is None else world,
     )  # fmt: skip
 
 
@@ -312,7 +334,7 @@ def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
     if len(pairs) > 1:
         unit = 1e3 if isinstance(trial, Tried) else 1e-6
         mine, theirs = (sorted(pair[k] for pair in pairs)[(len(pairs) - 1) // 2] * unit for k in (0, 1))
-        numbers = f", {theirs:.1f} ms a step beside {mine:.1f}"
+        numbers = f"; {theirs:.1f} ms a step beside {mine:.1f} in the median of {len(pairs)} pairs"
     return (
         f"{rival} {'replaces' if trial.won else 'does not replace'} {incumbent}: {trial.words}{numbers} ({trial.why})"
     )

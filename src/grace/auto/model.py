@@ -60,7 +60,7 @@ class StepClock:
 
     @property
     def done(self) -> bool:
-        """Whether enough steps were seen."""
+        """True if enough steps were seen."""
         return len(self._found) >= self.steps
 
     def ready(self) -> bool:

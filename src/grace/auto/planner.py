@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def uniform(self) -> bool:
-        """Whether all buckets have one method, and each travels alone."""
+        """True if all buckets have one method, and each travels alone."""
         return len(set(self.methods)) <= 1 and all(part.end == part.first + 1 for part in self.parts)
 
     def __str__(self) -> str:

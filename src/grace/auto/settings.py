@@ -19,7 +19,7 @@ NAME = AUTO
 
 @dataclass(frozen=True)
 class Auto:
-    """In place of a method: which one, for each bucket, is chosen by what is measured here.
+    """Chooses a method for each bucket while the model trains, by what is measured here: grace.attach(model, "auto").
 
     Args:
         quality: what it may cost: "exact" permits fp32 and bf16; "safe" what the survey never saw to end worse than

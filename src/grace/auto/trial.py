@@ -14,7 +14,9 @@ All numbers are whole, so that all ranks decide alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 PAIRS, TRIALS = 16, 2  # pairs after which a trial stops, and trials of the same plans that count as one
 ONE = 10**9  # of odds
@@ -52,9 +54,9 @@ class Trial:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as the incumbent the rival was, in the median of the pairs."""
-        ratios = sorted(mine / max(1, theirs) for mine, theirs in self.pairs)
-        return ratios[(len(ratios) - 1) // 2] if ratios else None
+        """Median over the pairs of the incumbent's time by the rival's; None: no pair was measured."""
+        gain = gain_over(self.pairs, self.incumbent)
+        return None if gain is None else gain.median
 
     def add(self, kept: int, theirs: int, needed: int) -> None:
         """Takes a pair: nanoseconds of a step of the incumbent and of the rival; 0 is what could not be measured, and lost.
@@ -84,7 +86,7 @@ class Trial:
         self.loss = self.loss * (_FINE - part) // _FINE
 
     def verdict(self, *, plain: bool) -> bool | None:
-        """Whether the rival has won; None: more pairs are needed, or would be.
+        """True if the rival has won; None: more pairs are needed, or would be.
 
         ``plain``: fp32 or bf16 challenges something else: then the burden is the incumbent's, and what is not faster gives
         way.
@@ -100,12 +102,12 @@ class Trial:
 
     @property
     def rests(self) -> bool:
-        """Whether it has had its share of pairs, and others come first."""
+        """True if it has had its share of pairs, and others come first."""
         return self.count > 0 and self.count % PAIRS == 0
 
     @property
     def undecided(self) -> bool:
-        """Whether all its pairs say neither that the rival is faster nor that it is not."""
+        """True if all its pairs say neither that the rival is faster nor that it is not."""
         return self.rests and self.gain < WIN and self.loss < LOSE
 
     def again(self) -> Trial:
@@ -127,3 +129,55 @@ class Trial:
             if self.gain > self.loss and self.better > self.worse
             else f"{self.worse} of {self.count} pairs against it"
         )
+
+
+class Compared(Protocol):
+    """A trial that was held: plans by number, and the times of a step in pairs, (incumbent's, rival's), in one unit."""
+
+    @property
+    def incumbent(self) -> int: ...
+    @property
+    def rival(self) -> int: ...
+    @property
+    def pairs(self) -> Sequence[tuple[float, float]]: ...
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Steps of one plan beside those of a baseline, in pairs of blocks that followed one another.
+
+    Attributes:
+        over: number of the baseline. pairs: how many were measured.
+        median, low, high: baseline's time of a step by the plan's, over the pairs; above 1 the plan is faster.
+    """
+
+    over: int
+    pairs: int
+    median: float
+    low: float
+    high: float
+
+
+def gain_over(pairs: Sequence[tuple[float, float]], over: int) -> Gain | None:
+    """Compare a plan with the baseline ``over`` by pairs (baseline's time, plan's time); None: there are none."""
+    ratios = sorted(base / max(1e-12, mine) for base, mine in pairs)
+    if not ratios:
+        return None
+    return Gain(over, len(ratios), ratios[(len(ratios) - 1) // 2], ratios[0], ratios[-1])
+
+
+def measured_gain(trials: Sequence[Compared], current: int, baselines: Sequence[int]) -> Gain | None:
+    """Compare the current plan with the baseline that was measured to be better, by the pairs of trials alone.
+
+    Steps of different times are never compared: a plan that ran in no pair with a baseline is not measured. Of trials of the
+    same two plans the last counts; it has the pairs of those that it goes on with.
+    """
+    latest: dict[int, Gain | None] = {}
+    for trial in trials:
+        if current not in (trial.incumbent, trial.rival):
+            continue
+        other = trial.rival if trial.incumbent == current else trial.incumbent
+        if other in baselines and trial.pairs:
+            turned = [(theirs, mine) for mine, theirs in trial.pairs]
+            latest[other] = gain_over(trial.pairs if other == trial.incumbent else turned, other)
+    return min((gain for gain in latest.values() if gain is not None), key=lambda gain: gain.median, default=None)

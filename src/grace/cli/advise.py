@@ -21,7 +21,8 @@ def advise(
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="A task of the suite, or module:Class.")] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", "-m", help="With commas between; all that are registered by default.")
+        str | None,
+        typer.Option("--methods", "-m", help="With commas between; your own: file.py:Class. [default: all]"),
     ] = None,
     links: Speeds = "1gbit,10gbit",
     latency: OneWay = "0",

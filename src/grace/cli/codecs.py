@@ -13,7 +13,8 @@ from grace.cli.output import show, warn_if_busy, write_json
 
 def codecs(
     methods: Annotated[
-        str | None, typer.Option("--methods", "-m", help="Methods, with commas between. [default: all]")
+        str | None,
+        typer.Option("--methods", "-m", help="Methods, with commas between; your own: file.py:Class. [default: all]"),
     ] = None,
     sizes: Annotated[
         str, typer.Option("--sizes", help="Elements, with commas between; K is 1,024, M 1,000,000.")

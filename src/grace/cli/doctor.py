@@ -212,7 +212,7 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
 
 
 def _resolves(host: str) -> bool:
-    """Whether a name has an address; also False if nobody answers."""
+    """True if a name has an address; also False if nobody answers."""
     addresses: list[Any] = []
 
     def look() -> None:

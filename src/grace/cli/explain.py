@@ -5,6 +5,7 @@ in it.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import textwrap
@@ -20,6 +21,7 @@ from torch import nn
 
 import grace
 from grace.auto.explain import Explanation
+from grace.auto.settings import NAME, Auto
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic, ring_bytes
@@ -34,7 +36,7 @@ from grace.registry.discovery import load
 from grace.run.plan import ExchangePlan, plan
 from grace.verify.peak import peak_of
 from grace_command import catalog
-from grace_command.views import error_text, list_table, method_table
+from grace_command.views import auto_text, error_text, list_table, method_table
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
@@ -61,7 +63,7 @@ def explain(
         typer.Argument(
             metavar="METHOD",
             autocompletion=complete_method,
-            help="A method, with knobs after a colon; or an error, such as UnknownNameError.",
+            help="A method, with knobs after a colon; auto; or an error, such as UnknownNameError.",
         ),
     ] = None,
     model: Annotated[
@@ -112,6 +114,13 @@ def explain(
         else:
             show(error_text(error))
         return
+    if method.partition(":")[0] == NAME:
+        about = describe_auto(method)
+        if as_json:
+            write_json(about)
+        else:
+            show(auto_text(about))
+        return
     told = describe(method)
     if as_json:
         write_json(told)
@@ -132,6 +141,17 @@ def describe_all() -> list[dict[str, str]]:
         row = {"name": name, "family": family, "recipe": as_call(method), "summary": summary}
         rows.append({**row, "optimizer": str(method.needs)})
     return rows
+
+
+def describe_auto(text: str) -> dict[str, Any]:
+    """Settings, summary and documentation of ``auto``, by section.
+
+    Raises:
+        ConfigurationError: a setting that does not exist, or out of range.
+    """
+    about = inspect.getdoc(Auto) or ""
+    knobs = {"Args": sections_of(about)["Args"]}
+    return {"name": NAME, "settings": str(Auto.read(text)), "summary": about.partition("\n")[0], "sections": knobs}
 
 
 def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequence[int] = WORLDS) -> dict[str, Any]:
@@ -162,7 +182,7 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
 
 def _declared(method: Method[Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """What it declares for tensors of a shape."""
-    found = asdict(method.facts(torch.empty(shape, device="meta")))
+    found = asdict(method.facts(torch.empty(shape, device="meta", dtype=torch.float32)))
     return {name: value for name, value in found.items() if name not in ("kept", "peak")}  # these are counted: "memory"
 
 
@@ -207,7 +227,7 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def _fits(method: Method[Any], world: int) -> bool:
-    """Whether so many workers can lie as the method wants them to."""
+    """True if so many workers can lie as the method wants them to."""
     try:
         method.axes(world)
     except ConfigurationError:
@@ -217,7 +237,7 @@ def _fits(method: Method[Any], world: int) -> bool:
 
 def traffic_row(method: Method[Any], shape: tuple[int, ...], world: int) -> dict[str, Any]:
     """Rounds and bytes of one exchange, for the worker that sends most; bytes are None where they depend on the data."""
-    like = torch.empty(shape, device="meta")
+    like = torch.empty(shape, device="meta", dtype=torch.float32)
     ranks = sorted({0, 1, world - 1})
     hierarchy, machine = _find_hierarchy(method), 1
     count = method.traffic

@@ -9,6 +9,7 @@ import typer
 
 from grace.errors import ConfigurationError
 from grace.registry import methods, split_methods
+from grace.registry.discovery import load
 from grace_bench.files import require_folder
 from grace_command.shell import LINKS, complete_last
 
@@ -18,6 +19,26 @@ Speeds = Annotated[str, typer.Option("--links", "--link", help="Speeds, with com
 OneWay = Annotated[str, typer.Option("--latency", help="One way, from one worker to another: 0.1ms.")]
 AddedLatency = Annotated[str, typer.Option("--latency", help="Added to every link: 0.1ms, 50us. Needs netem.")]
 Cores = Annotated[float, typer.Option("--cores", min=0.1, help="Cores of each worker.")]
+
+
+def trust(specs: list[str] | None) -> list[str] | None:
+    """Names users' own methods and tasks in this process, so that the files of this command may name them.
+
+    Raises:
+        ConfigurationError: one cannot be loaded.
+    """
+    for spec in specs or ():
+        load(spec, "method or task")
+    return specs
+
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust", metavar="FILE.py:CLASS", callback=trust,
+        help="Your own method or task, which the files may name: its code runs. Once for each.",
+    ),
+]  # fmt: skip
 WIDE = 240  # columns of a wide table, where there is no terminal
 
 

@@ -50,7 +50,7 @@ Methods = Annotated[
     str,
     typer.Option(
         "--methods", "--method", "-m", autocompletion=complete_method,
-        help="Methods, with commas between, such as topk:ratio=0.01,qsgd.",
+        help="Methods, with commas between, such as topk:ratio=0.01,qsgd; your own: file.py:Class or module:Class.",
     ),
 ]  # fmt: skip
 _OUT = typer.Option("--out", callback=folder, help="Folder of results; what is finished in it does not run again.")

@@ -13,7 +13,10 @@ from grace.cli.output import show, write_json
 
 def simulate(
     methods: Annotated[
-        str, typer.Option("--methods", "-m", help="With commas between.", autocompletion=complete_method)
+        str,
+        typer.Option(
+            "--methods", "-m", help="With commas between; your own: file.py:Class.", autocompletion=complete_method
+        ),
     ] = "none,topk:ratio=0.01,qsgd:bits=4",
     workers: Annotated[int, typer.Option("--workers", "-w", help="Workers at any time, 1 to 1024.")] = 1024,
     part: Annotated[int, typer.Option("--part", help="Of them, how many take part in a step.")] = 32,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from grace.cli.options import Json, folder
+from grace.cli.options import Json, Trust, folder
 from grace.cli.output import write_json
 from grace.errors import GraceError
 
@@ -25,6 +25,7 @@ def survey_run(
         Path | None,
         typer.Option("--archive", exists=True, dir_okay=False, help="An archive; what is in it does not run."),
     ] = None,
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan of the survey: methods x tasks x seeds, all workers of a run in one process.
@@ -81,6 +82,7 @@ def survey_plan(
         Path | None, typer.Option("--archive", exists=True, dir_okay=False, help="What is there, and how long it took.")
     ] = None,
     shard: Annotated[str, typer.Option("--shard", help="Only part I of N, from 1/N to N/N.")] = "1/1",
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Show what a plan holds: how many runs, what an archive has of them, and how long the rest will take.
@@ -109,6 +111,7 @@ def survey_plan(
 def survey_merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PART...", exists=True, help="Archives, or folders of runs.")],
     out: Annotated[Path, typer.Option("--out", help="The archive that is written, a Parquet file.")],
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Merge archives, or the runs of shards, into one archive, each run once.
@@ -132,6 +135,7 @@ def survey_steps(
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=1000, help="Exchanges of a method that are timed.")
     ] = 3,
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Measure a step of every task and method of an archive, on this machine: what the times of the survey rest on.
@@ -163,6 +167,7 @@ def survey_report(
         Path | None,
         typer.Option("--steps", exists=True, dir_okay=False, help="The table of grace survey steps, for times."),
     ] = None,
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Draw an archive: one interactive HTML page that needs no network.
@@ -184,6 +189,7 @@ def survey_report(
 def survey_add(
     runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that grace survey run wrote.")],
     archive: Annotated[Path, typer.Option("--archive", help="The archive, a Parquet file; made if it is not there.")],
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Check runs and append them to an archive, each once: those of a shard, or of anyone.

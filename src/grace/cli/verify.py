@@ -78,7 +78,7 @@ def verify(
         typer.echo(f"error: {report.method} does something else on {device}: {', '.join(different)}", err=True)
         raise typer.Exit(1)
     if not report.holds:
-        typer.echo(f"error: {report.method} breaks {', '.join(report.broken)}", err=True)
+        typer.echo(f"error: {report.method} breaks {report.spell_broken()}", err=True)
         raise typer.Exit(1)
 
 
@@ -97,6 +97,8 @@ def table(report: Report) -> RenderableType:
         parts.append(Text(report.recipe, style="dim"))
     if report.wrapped:
         parts.append(Text(f"verified {report.wrapped}", style="dim"))
+    if report.composed:
+        parts.append(Text(f"and over {', '.join(report.composed)}", style="dim"))
     lines = plain_table()
     lines.add_column("law", no_wrap=True)
     lines.add_column("verdict", no_wrap=True)
@@ -108,7 +110,7 @@ def table(report: Report) -> RenderableType:
         lines.add_row(Text(finding.law), Text(word, style=style), Text(text), Text(finding.declared))
     parts += [Text(), lines, Text()]
     count = sum(finding.verdict == "holds" for finding in report.findings)
-    verdict = f"{count} laws hold" if report.holds else f"broken: {', '.join(report.broken)}"
+    verdict = f"{count} laws hold" if report.holds else f"broken: {report.spell_broken()}"
     parts.append(
         Text(f"{verdict} ({report.profile}, {report.seconds:.1f} s)", style="green" if report.holds else "red")
     )

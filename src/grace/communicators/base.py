@@ -193,7 +193,7 @@ def seal(wire: Tensor, finite: Flag, size: int, peer: Peer) -> Tensor:
 
 
 def read_all_headers(received: Sequence[Tensor], peer: Peer) -> Flag:
-    """Whether all ranks saw only finite numbers: each sent one of these sealed wires ``[1, s]``."""
+    """True if all ranks saw only finite numbers: each sent one of these sealed wires ``[1, s]``."""
     finite: Flag = True
     for rank, one in enumerate(received):
         finite = and_(finite, wires.read_headers(one, peer.step, rank))

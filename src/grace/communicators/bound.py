@@ -56,7 +56,7 @@ class BoundEncoder:
         self.bound = possible()
 
     def ready(self, step: int) -> bool:
-        """Whether the calls of this step are known."""
+        """True if the calls of this step are known."""
         return self.bound and self._table(step) is not None
 
     def run(

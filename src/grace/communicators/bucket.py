@@ -14,6 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Parts
 from grace.communicators.bound import BoundEncoder
+from grace.compute.host import host_int64
 from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
@@ -43,8 +44,8 @@ class BucketPlan:
                 padded.append(at // 4 - 1)
         self.size = at
         self.parts = Parts(tuple(range(len(kinds))), tuple(wires.sealed_bytes(width) for width, _ in kinds))
-        self.words = torch.tensor([begin // 4 for begin in self._begins]).to(device)
-        self._padded = torch.tensor(padded).to(device) if padded else None
+        self.words = host_int64([begin // 4 for begin in self._begins]).to(device)
+        self._padded = host_int64(padded).to(device) if padded else None
         self._sent: tuple[int, list[Tensor]] = (0, [])
         self._gathered: tuple[tuple[int, ...], list[Gathered]] = ((), [])
         self.encoder: BoundEncoder | None = None
@@ -88,7 +89,7 @@ class BucketPlan:
         return self._gathered[1]
 
     def fits(self, made: Sequence[Tensor]) -> bool:
-        """Whether these wires ``[1, w]`` have the widths that the plan was made for."""
+        """True if these wires ``[1, w]`` have the widths that the plan was made for."""
         return self._kinds == tuple(kind_of(wire) for wire in made)
 
 
@@ -105,7 +106,7 @@ def put(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
 
 
 def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether tensors, of any shapes, can be encoded and decoded where they are."""
+    """True if tensors, of any shapes, can be encoded and decoded where they are."""
     lent = peers.like.lent
     return (
         lent.workspace is not None

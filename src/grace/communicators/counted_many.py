@@ -45,7 +45,7 @@ Filling: TypeAlias = Callable[[Tensor, WirePlaces, Workspace, Peer], Exchange[Te
 
 @dataclass(frozen=True)
 class NoPlan:
-    """Of wires whose widths are not known yet."""
+    """Exchange of wires whose widths are not known yet."""
 
     wires: ClassVar[Sequence[int]] = ()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from grace.collectives import AllGather, Exchange, ReduceScatter, Traffic, along, cost
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
-from grace.contract.knobs import Count, as_call, check_knobs
+from grace.contract.knobs import Count, as_call, check_knobs, name_owner
 from grace.contract.learning_rate import choose_rate
 from grace.contract.loan import state_dtype
 from grace.contract.method import SAID, Exchanged, Method, hold_everywhere, refuse_unpromised
@@ -133,7 +133,9 @@ class Hierarchical(Method[HierarchicalState]):
         return Exchanged(mean, None, HierarchicalState(inner, place, state.shape), finite)
 
     def facts(self, like: Tensor) -> Facts:
-        return replace(self.method.facts(torch.empty(self._part(like), device="meta")), payload=None)
+        return replace(
+            self.method.facts(torch.empty(self._part(like), device="meta", dtype=torch.float32)), payload=None
+        )
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if like.numel() == 0:
@@ -205,3 +207,6 @@ def _choose(finite: Flag, new: Any, old: Any) -> Any:
     if finite is False:
         return old
     return choose_rate(finite, new, old) if isinstance(new, float) and isinstance(old, float) else new
+
+
+name_owner(Hierarchical, "a method")

@@ -47,7 +47,7 @@ class OneHop(Communicator):
 
     @property
     def _exact(self) -> bool:
-        """Whether it exchanges as its class says; a subclass may do otherwise."""
+        """True if it exchanges as its class says; a subclass may do otherwise."""
         return False
 
     def _counted(self, like: Tensor) -> WireCode | None:

@@ -92,7 +92,7 @@ class ParameterServer(TwoHops):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """Of tensors of any shapes, on an accelerator by as many launches as one of them takes."""
+        """Exchanges tensors of any shapes, on an accelerator by as many launches as one of them takes."""
         workspace = peers[0].lent.workspace if peers else None
         if workspace is not None and self.batches(xs[0]):
             self._check(peers[0].world)

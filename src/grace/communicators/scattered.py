@@ -69,7 +69,7 @@ class ScatterPlan:
         self._decoders = ((), [], [], None, None)
 
     def bind(self, rooms: tuple[Tensor, Tensor], step: int) -> bool:
-        """Whether everything that follows is known: encoders at this step, and decoders of wires in rooms ``[W, s]`` each."""
+        """True if everything that follows is known: encoders at this step, and decoders of wires in rooms ``[W, s]`` each."""
         where = (rooms[0].data_ptr(), rooms[1].data_ptr(), *rooms[0].shape)
         if self.bound and self._decoders[0] != where:
             W, begins = len(rooms[0]), self.bucket.wires

@@ -84,7 +84,9 @@ class ServerDebts:
         for old in self._olds:
             lent.give_back(old)
         lasts = stack_rates([debt.lr for debt in held], self._device)
-        rates = torch.as_tensor(choose_rate(finite, lr or 0.0, lasts)).unbind(0)
+        rates = torch.as_tensor(choose_rate(finite, lr or 0.0, lasts), dtype=torch.float64, device=self._device).unbind(
+            0
+        )
         both = zip(held, self._successors, rates, strict=True)
         return [debt._replace(debt=after, lr=rate) for debt, after, rate in both]
 

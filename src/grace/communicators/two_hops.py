@@ -83,7 +83,7 @@ class TwoHops(Communicator):
         return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
 
     def _goes_together(self, like: Tensor) -> bool:
-        """Whether tensors like this one may go as a batch: those with a server memory, or whose means may overflow, where
+        """True if tensors like this one may go as a batch: those with a server memory, or whose means may overflow, where
         kernels take many tensors.
         """
         anywhere = not (self.server_memory or self.compressor.overflows)

@@ -74,7 +74,7 @@ def active() -> tuple[str, str]:
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels serve this device."""
+    """True if Triton's kernels serve this device."""
     return backend().module_of(device.type) == "triton"
 
 
@@ -137,7 +137,7 @@ def _choose(choice: str | None) -> Backend:
 
 @functools.cache
 def _find_triton() -> bool:
-    """Whether Triton's kernels can run on CUDA here, of which nobody has said that they should; if not, says why, once."""
+    """True if Triton's kernels can run on CUDA here, of which nobody has said that they should; if not, says why, once."""
     problem = "the package triton is not installed" if importlib.util.find_spec("triton") is None else None
     problem = problem or devices.find_triton_problem()
     if problem is not None:

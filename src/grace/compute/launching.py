@@ -102,7 +102,7 @@ class Marks:
         self.clean = torch.ones(count, dtype=torch.bool, device=like.device) if clean is None else clean
 
     def unset(self, which: int = 0) -> Flag:
-        """Whether no program has left this mark."""
+        """True if no program has left this mark."""
         return flag(self.clean[which])
 
     def refuse(self, which: int, problem: Callable[[], Exception]) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, InputError
 
 ISAS: Final = ("base", "avx2", "avx512")
 BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
@@ -78,7 +79,7 @@ c: Functions  # those in use; none before a backend is chosen, or where nothing 
 
 
 def has(name: str) -> bool:
-    """Whether the library in use has this function."""
+    """True if the library in use has this function."""
     library = _library()
     return not isinstance(library, str) and name in interface(library)
 
@@ -89,6 +90,39 @@ def find(name: str, *types: Any) -> Callable[..., int] | None:
     if bound is not None:
         bound.argtypes, bound.restype = types, ctypes.c_int64
     return bound
+
+
+def address(name: str, x: Tensor, dtype: torch.dtype, count: int) -> int:
+    """The address of ``count`` numbers of this dtype, of any shape, side by side in the processor's memory.
+
+    Raises:
+        InputError: the tensor is something else; it names the argument, and says what is legal.
+    """
+    if x.dtype is not dtype or x.numel() != count or not x.is_cpu or not x.is_contiguous():
+        raise refuse(name, x, dtype, f"{count} numbers")
+    return x.data_ptr()
+
+
+def address_of_rows(name: str, x: Tensor, width: int) -> int:
+    """The address of rows uint8 ``[b, w]``, of at least ``width`` bytes side by side, in the processor's memory.
+
+    Raises:
+        InputError: the tensor is something else.
+    """
+    good = x.dtype is torch.uint8 and x.is_cpu and x.ndim == 2 and (x.shape[1] < 2 or x.stride(1) == 1)
+    if not good or x.shape[1] < width:
+        raise refuse(name, x, torch.uint8, f"rows of at least {width} bytes")
+    return x.data_ptr()
+
+
+def refuse(name: str, x: Tensor, dtype: torch.dtype, wanted: str | Sequence[int]) -> InputError:
+    """The error for an argument of any shape that is not contiguous, of this dtype, as wanted, in the processor's memory."""
+    order = ("" if x.is_contiguous() else ", not contiguous") + ("" if x.is_cpu else f", on {x.device}")
+    kind = str(dtype).removeprefix("torch.")
+    return InputError(
+        f"kernels: {name} must be contiguous {kind}{f' {wanted}' if wanted else ''}, got {x.dtype} {list(x.shape)}{order}; "
+        f"use {'' if x.is_cpu else '.cpu()'}.to(torch.{kind}).contiguous()"
+    )
 
 
 def threads() -> int:

@@ -18,7 +18,7 @@ def _add(x, out, n, TILE: tl.constexpr):
 
 
 def triton_adds_up(device: torch.device) -> bool:
-    """Whether a kernel adds one to 1,024 numbers of this device."""
+    """True if a kernel adds one to 1,024 numbers of this device."""
     x = torch.arange(_COUNT, dtype=torch.float32, device=device)
     out = torch.zeros_like(x)
     launch(_add, (4,), x, out, _COUNT, TILE=_COUNT // 4)

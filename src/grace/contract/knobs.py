@@ -37,7 +37,7 @@ class Limit(Protocol):
     """What a number must be, beyond its type."""
 
     def admits(self, value: Any) -> bool:
-        """Whether this number is legal. It is of the field's type, and finite."""
+        """True if this number is legal. It is of the field's type, and finite."""
 
     def describe(self, knob: str, integer: bool) -> str:
         """What is legal, in words, for a knob of this name."""
@@ -53,7 +53,7 @@ class Range:
     below: float | None = None
 
     def admits(self, value: Any) -> bool:
-        """Whether it lies within."""
+        """True if it lies within."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -82,7 +82,7 @@ class PowerOfTwo:
     most: int
 
     def admits(self, value: Any) -> bool:
-        """Whether it is one."""
+        """True if it is one."""
         return bool(self.least <= value <= self.most and value & (value - 1) == 0)
 
     def describe(self, knob: str, integer: bool) -> str:
@@ -95,7 +95,7 @@ class Odd:
     """Odd numbers: 1, 3, 5, ..."""
 
     def admits(self, value: Any) -> bool:
-        """Whether it is odd, and at least 1."""
+        """True if it is odd, and at least 1."""
         return bool(value >= 1 and value % 2)
 
     def describe(self, knob: str, integer: bool) -> str:
@@ -222,6 +222,8 @@ def _rule(note: Any) -> _Rule | None:
 # ---- spelling -------------------------------------------------------------------------------------------------------
 def as_call(instance: object) -> str:
     """A frozen dataclass as the call that makes it, without knobs at their defaults: ``TopK(ratio=0.02)``."""
+    if isinstance(instance, type):
+        return f"the class {instance.__name__}"
     if not dataclasses.is_dataclass(instance):
         return repr(instance)
     parts = []

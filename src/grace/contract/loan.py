@@ -41,7 +41,7 @@ def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None =
 
 
 def reads_narrow(x: Tensor) -> bool:
-    """Whether the kernels of x's device add a memory to a gradient of x's type, which is narrower than float32, as it is.
+    """True if the kernels of x's device add a memory to a gradient of x's type, which is narrower than float32, as it is.
     ``x``: of any shape.
     """
     narrow = x.dtype in (torch.float16, torch.bfloat16) and x.is_contiguous()

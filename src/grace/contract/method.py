@@ -61,12 +61,12 @@ class Method(Conversation[S]):
 
     @property
     def needs_shape(self) -> bool:
-        """Whether the method sees more in a tensor than a list of numbers, so that flattening it would change it."""
+        """True if the method sees more in a tensor than a list of numbers, so that flattening it would change it."""
         return False
 
     @property
     def needs_epochs(self) -> bool:
-        """Whether the method follows the epoch, so that the run must say how many steps one has."""
+        """True if the method follows the epoch, so that the run must say how many steps one has."""
         return False
 
     def axes(self, world: int) -> Mapping[str, int]:
@@ -86,12 +86,12 @@ class Method(Conversation[S]):
 
     @property
     def has_scatter(self) -> bool:
-        """Whether :meth:`scatter` moves less than the whole exchange does."""
+        """True if :meth:`scatter` moves less than the whole exchange does."""
         return False
 
     @property
     def adds_memory(self) -> bool:
-        """Whether :meth:`exchange` adds :attr:`Peer.memory` itself, which saves passes over memory."""
+        """True if :meth:`exchange` adds :attr:`Peer.memory` itself, which saves passes over memory."""
         return False
 
     @abc.abstractmethod
@@ -101,7 +101,7 @@ class Method(Conversation[S]):
         """
 
     def batches(self, like: Tensor) -> bool:
-        """Whether :meth:`exchange_all` does more for tensors of like's dtype and device, and where the method
+        """True if :meth:`exchange_all` does more for tensors of like's dtype and device, and where the method
         :attr:`needs_shape` of its shape, than to run their exchanges together.
         Then in each round it asks for one collective, whose ``parts`` are those of its tensors, in their order.
         """
@@ -194,10 +194,10 @@ SAID = AllReduce(torch.empty(1, dtype=torch.uint8, device="meta"), "max")  # wha
 
 
 def hold_everywhere(holds: Flag, beside: Tensor) -> Exchange[Flag]:
-    """Whether something holds on all ranks, of which each knows it of its own part: one round of a byte, on the device of
+    """True if something holds on all ranks, of which each knows it of its own part: one round of a byte, on the device of
     ``beside``, which is of any shape.
     """
-    broken = torch.logical_not(torch.as_tensor(holds, device=beside.device)).to(torch.uint8)
+    broken = torch.logical_not(torch.as_tensor(holds, device=beside.device, dtype=torch.bool)).to(torch.uint8)
     return flag((yield AllReduce(broken.view(1), "max"))[0] == 0)
 
 

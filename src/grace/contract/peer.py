@@ -109,7 +109,7 @@ class Peers(Sequence[Peer]):
 
     @property
     def keep_rests(self) -> bool:
-        """Whether what was not sent is wanted."""
+        """True if what was not sent is wanted."""
         return self.memories is not None or self.like.lent.keep_rest
 
     def lending(self, memories: Sequence[Tensor], rests: Sequence[Tensor], spares: Sequence[Tensor]) -> Peers:

@@ -238,7 +238,7 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
 
 
 def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
+    """True if kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
     either with memories and places for the rests, or with no rests wanted.
     """
     device, dtype = xs[0].device, xs[0].dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class Workspace:
     kept: what its users know of the memory that they take at every step, such as where the fields of a message lie; emptied
         when the memory moves, or when it holds more than any model needs. The key of what changes during an exchange has the
         tensors' names: others of the same sizes may be under way.
-    holds: whether ``reset`` leaves alone what was swapped out: the step may still be abandoned.
+    holds: whether ``reset`` leaves alone what was swapped out, until ``release``: the step may still be undone.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,17 @@ class Workspace:
         if len(self._blocks) > 1:
             self._blocks = [_allocate(self._taken, self._blocks[-1].device)]
         self._used = self._taken = 0
-        if self.holds:
-            return
+        if not self.holds:
+            self.release()
+
+    def release(self, kept: Iterable[Tensor] = ()) -> None:
+        """Frees what was swapped out, for ``borrow_successor``; but not what shares its memory with one of ``kept``, of any
+        shapes, which is left to whoever has it.
+        """
+        places = {x.untyped_storage().data_ptr() for x in kept} if self._old else ()
         for old in self._old:
-            self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
+            if not places or old.untyped_storage().data_ptr() not in places:
+                self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
         self._old.clear()
 
     def find(self, key: Hashable, way: Hashable) -> Any:

@@ -1,4 +1,4 @@
-"""Whether work is captured into a graph, to be done again and again without Python, and what cannot be captured."""
+"""True if work is captured into a graph, to be done again and again without Python, and what cannot be captured."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def step_word(step: int, device: torch.device) -> int | Tensor:
 
 
 def capturing() -> bool:
-    """Whether what this thread submits to its current stream is captured."""
+    """True if what this thread submits to its current stream is captured."""
     there: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # else asking would begin with the device
     return _pretended or (there and bool(torch.cuda.is_current_stream_capturing()))
 

@@ -1,4 +1,4 @@
-"""Whether all numbers are finite, without asking the host: flags that stay on the device, and what they select.
+"""True if all numbers are finite, without asking the host: flags that stay on the device, and what they select.
 
 On the CPU a flag is a Python bool, and costs nothing. On an accelerator it is a 0-d bool tensor that the host has not read:
 reading it would wait until all submitted work has ended. There everything is computed as if all were well, and the flag then
@@ -23,12 +23,12 @@ _IS_CPU = operator.attrgetter("is_cpu")
 
 
 def on_host(device: torch.device) -> bool:
-    """Whether the host may read tensors of this device at no cost."""
+    """True if the host may read tensors of this device at no cost."""
     return _cpu_is_host and device.type == "cpu"
 
 
 def all_on_host(tensors: Iterable[Tensor]) -> bool:
-    """Whether the host may read all of these tensors, of any shapes, at no cost."""
+    """True if the host may read all of these tensors, of any shapes, at no cost."""
     return _cpu_is_host and all(map(_IS_CPU, tensors))
 
 
@@ -49,25 +49,25 @@ def flag(answer: Tensor) -> Flag:
 
 
 def and_(a: Flag, b: Flag) -> Flag:
-    """Whether both flags hold."""
+    """True if both flags hold."""
     if a is True or b is False:
         return b
     if b is True or a is False:
         return a
-    return torch.logical_and(torch.as_tensor(a), b)
+    return torch.logical_and(a, b)
 
 
 def or_(a: Flag, b: Flag) -> Flag:
-    """Whether at least one of two flags holds."""
+    """True if at least one of two flags holds."""
     if a is False or b is True:
         return b
     if b is False or a is True:
         return a
-    return torch.logical_or(torch.as_tensor(a), b)
+    return torch.logical_or(a, b)
 
 
 def not_(a: Flag) -> Flag:
-    """Whether a flag does not hold."""
+    """True if a flag does not hold."""
     return ~a if isinstance(a, Tensor) else not a
 
 
@@ -84,7 +84,7 @@ def ask_host_of_all(flags: Sequence[Flag]) -> list[bool]:
     if device is None:
         return list(map(bool, flags))
     refuse_capture("what this method sends next depends on whether this step was finite")
-    answers: list[bool] = torch.stack([torch.as_tensor(one, device=device) for one in flags]).tolist()
+    answers: list[bool] = torch.stack([torch.as_tensor(one, device=device, dtype=torch.bool) for one in flags]).tolist()
     return answers
 
 

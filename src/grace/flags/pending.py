@@ -20,7 +20,7 @@ class _Letter:
         """``flags [n]`` set out; the host does not wait for them."""
         self._count = flags.numel()
         if self._room is None or self._room.numel() < self._count:
-            self._room = torch.empty(2 * self._count, dtype=torch.bool, pin_memory=flags.is_cuda)
+            self._room = torch.empty(2 * self._count, dtype=torch.bool, pin_memory=flags.is_cuda, device="cpu")
         self._room[: self._count].copy_(flags, non_blocking=True)
         if flags.is_cuda:
             if self._arrived is None:
@@ -53,7 +53,7 @@ class PendingFlags:
 
     @property
     def ready(self) -> bool:
-        """Whether flags of a step that has ended were sent, but have not been read."""
+        """True if flags of a step that has ended were sent, but have not been read."""
         return self._sent
 
     def send(self) -> None:

@@ -38,7 +38,7 @@ class Refusals:
 
     @property
     def ok(self) -> Flag:
-        """Whether nothing was refused."""
+        """True if nothing was refused."""
         out: Flag = True
         for fine, _ in self.found:
             out = and_(out, fine.all() if fine.ndim else fine)

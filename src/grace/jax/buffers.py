@@ -38,7 +38,7 @@ _tickets = itertools.count(1)
 
 @functools.cache
 def can_lend() -> bool:
-    """Whether programs run on the CPU, by an XLA that knows this interface. Registers the target."""
+    """True if programs run on the CPU, by an XLA that knows this interface. Registers the target."""
     if jax.default_backend() != "cpu":  # this starts the backend, so that a target it refuses is refused here
         return False
     try:
@@ -102,7 +102,7 @@ def _view(shape: tuple[int, ...], dtype: torch.dtype, address: int, owners: list
     """A tensor over the memory at this address; the object that lives as long as the tensor joins ``owners``."""
     count = math.prod(shape) * dtype.itemsize
     if not count:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = (ctypes.c_char * count).from_address(address)
     owners.append(weakref.ref(memory))
     return torch.frombuffer(memory, dtype=dtype).view(shape)

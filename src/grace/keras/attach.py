@@ -18,6 +18,7 @@ def attach(
     model: Any,
     method: Policy | Method[Any] | Auto | Adaptive | str,
     *,
+    optimizer: Any = None,
     transport: Transport | str = "auto",
     granularity: Granularity = Options.granularity,
     seed: int = Options.seed,
@@ -32,13 +33,15 @@ def attach(
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
 
     All ranks then have rank 0's variables, of the model and of the optimizer. ``fit``, ``train_on_batch`` and a
-    ``train_step`` of your own work as before. Memories that follow the learning rate (``follow_lr=true``) find it in the
-    optimizer.
+    ``train_step`` of your own that applies this optimizer work as before. Memories that follow the learning rate
+    (``follow_lr=true``) find it in the optimizer.
 
     Args:
         model: a compiled and built ``keras.Model``, on any backend of Keras.
         method: as for :func:`grace.attach`. Tensors have the names that ``variable.path`` gives, such as ``dense/kernel``.
             One of more than two dimensions is compressed as the matrix ``[-1, shape[-1]]``.
+        optimizer: which optimizer of the model, where it has several, as a GAN does: built, with
+            ``optimizer.build(variables)``. Each that trains gets a handle of its own. By default the one of ``compile``.
         transport: between the ranks; a name such as "gloo" or "mpi", or "auto": what the launcher implies.
         granularity: what is compressed as one tensor: each "parameter", each "bucket", or the whole "model".
         seed: of all random streams.
@@ -58,10 +61,13 @@ def attach(
         ``detach()``.
 
     Raises:
-        ConfigurationError: a model that is not compiled or not built, several replicas in one process, XLA where it cannot
-            call the host, or a method that cannot work.
+        ConfigurationError: a model that is not compiled or not built, several optimizers of which none
+            is named, several replicas in one process, XLA where it cannot call the host, or a method that cannot work.
         InputError: a complex or otherwise unsuitable variable, by name.
         FingerprintMismatch: ranks that differ in method, options or model, on every rank, within a minute.
+
+    Warns (each rank):
+        UnexchangedWarning: another optimizer of the model is applied, and no handle is attached to it.
 
     Example::
 
@@ -73,4 +79,4 @@ def attach(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
     )  # fmt: skip
-    return KerasHandle(model, method, transport_for_handle(transport), options)
+    return KerasHandle(model, method, transport_for_handle(transport), options, optimizer)

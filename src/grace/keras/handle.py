@@ -8,9 +8,11 @@ a step is finite: if one rank alone skipped an exchange, the others would wait f
 from __future__ import annotations
 
 import pathlib
+import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -21,8 +23,15 @@ from grace.adapters.handover import Handover
 from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Collective, Exchange
 from grace.contract.method import Method
-from grace.errors import ConfigurationError, GraceError, InputError, StateError
-from grace.keras.checks import check_model, check_optimizer
+from grace.errors import (
+    ConfigurationError,
+    GraceError,
+    InputError,
+    StateError,
+    UnexchangedWarning,
+    stack_level,
+)
+from grace.keras.checks import check_model, check_optimizer, find_optimizers
 from grace.keras.files import read_state, write_state
 from grace.keras.hooks import Hooks, is_hooked
 from grace.keras.host import call_host, call_when, make_dense, wait_for_host
@@ -41,15 +50,21 @@ class KerasHandle(Handover):
     """The exchange of one model's gradients. Made by :func:`grace.keras.attach`; all ranks call its methods alike.
 
     ``stats``: steps, bytes, ratio. ``rank``, ``world``: this worker, and how many there are. ``error``: what ended the
-    exchange, if anything has.
+    exchange, if anything has. ``at_work`` holds those that are attached.
     """
 
+    at_work: ClassVar[weakref.WeakSet[KerasHandle]] = weakref.WeakSet()
+
     def __init__(
-        self, model: Any, method: Policy | Method[Any] | Auto | Adaptive | str, transport: Transport, options: Options
+        self,
+        model: Any,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
+        transport: Transport,
+        options: Options,
+        optimizer: Any = None,
     ):
         try:
-            check_model(model)
-            self._model, self._outer = model, model.optimizer
+            self._model, self._outer = model, check_model(model, optimizer)
             self._inner = getattr(self._outer, "inner_optimizer", self._outer)
             if is_hooked(self._inner, "_clip_gradients"):
                 raise ConfigurationError(
@@ -84,11 +99,16 @@ class KerasHandle(Handover):
         self._hooks.wrap(self._inner, "_clip_gradients", self._wrap_clipping)
         if self._outer is not self._inner:
             self._hooks.wrap(self._outer, "check_finite", self._wrap_check)
-        self._hooks.wrap(model, "compile", lambda _: lambda *args, **options: _refuse_to_compile())
+        self._refuse_compile()
+        for name, other in find_optimizers(model, inside=True).items():
+            inner = getattr(other, "inner_optimizer", other)
+            if inner is not self._inner and not is_hooked(inner, "_clip_gradients"):
+                self._hooks.wrap(inner, "apply", _wrap_other(name, inner))
+        self.at_work.add(self)
         try:
             self.broadcast_from_rank0()
         except BaseException as error:
-            self._hooks.remove()
+            self._remove_hooks()
             self.fail(error)
             raise
         self._renew_train_function()
@@ -171,7 +191,7 @@ class KerasHandle(Handover):
         return [mean for i in present if (mean := means[i]) is not None]
 
     def _wrap_check(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Whether all gradients are finite on all ranks."""
+        """True if all gradients are finite on all ranks."""
 
         def check_finite(grads: Sequence[Any]) -> Any:
             mine = keras.ops.reshape(keras.ops.cast(keras.ops.logical_not(own(grads)), "float32"), (1,))
@@ -276,7 +296,7 @@ class KerasHandle(Handover):
         if not self._hooks:
             return
         wait_for_host()
-        self._hooks.remove()
+        self._remove_hooks()
         self._renew_train_function()
         self.close()
 
@@ -288,6 +308,18 @@ class KerasHandle(Handover):
         return Settings(getattr(inner, "momentum", None), lr if steps_by_lr else None, getattr(inner, "beta_1", None))
 
     # ---- within -----------------------------------------------------------------------------------------------------
+    def _refuse_compile(self) -> None:
+        """Until this handle is detached; one of several for a model does it for all."""
+        if not is_hooked(self._model, "compile"):
+            self._hooks.wrap(self._model, "compile", lambda _: lambda *args, **options: _refuse_to_compile())
+
+    def _remove_hooks(self) -> None:
+        self.at_work.discard(self)
+        self._hooks.remove()
+        for other in self.at_work:
+            if other._model is self._model:
+                other._refuse_compile()
+
     def _all_variables(self) -> list[Any]:
         """The variables of model and optimizer, without the states of random generators."""
         return [v for v in (*self._model.variables, *self._outer.variables) if v.name != _GENERATOR]
@@ -328,6 +360,31 @@ class KerasHandle(Handover):
             raise GraceError("this handle is detached; attach again")
 
 
+def _wrap_other(name: str, optimizer: Any) -> Callable[[Any], Any]:
+    """Has an optimizer of the model that no handle is attached to say so, once, when it is applied."""
+    told: list[str] = []
+
+    def wrap(own: Callable[..., None]) -> Callable[..., None]:
+        def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+            if not told and not is_hooked(optimizer, "_clip_gradients"):
+                given = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                trainable_variables = None if trainable_variables is None else list(given)
+                told.extend(v.path for v, x in zip(given, grads, strict=False) if x is not None)
+                more = f" and {len(told) - 5} more" if len(told) > 5 else ""
+                warnings.warn(
+                    f"the optimizer {name!r} changes {', '.join(map(repr, told[:5]))}{more} on this rank alone: Grace is "
+                    "attached to another one of this model, and ranks drift apart from here on. Attach to each: "
+                    f"grace.keras.attach(model, method, optimizer=model.{name})",
+                    UnexchangedWarning,
+                    stacklevel=stack_level(),
+                )
+            own(grads, trainable_variables)
+
+        return apply
+
+    return wrap
+
+
 def _refuse_to_compile() -> None:
     raise ConfigurationError(
         "Grace is attached to this model's optimizer, and compile would put another in its place: "
@@ -343,10 +400,10 @@ def _average_numbers(numbers: Mapping[str, float], world: int) -> Exchange[dict[
     """Compares names first: tensors of different sizes would end the job without a reason."""
     names = sorted(numbers)
     code = float(zlib.crc32("\n".join(names).encode()))
-    low, high = (yield AllReduce(torch.tensor([-code, code], dtype=torch.float64), "max")).tolist()
+    low, high = (yield AllReduce(torch.tensor([-code, code], dtype=torch.float64, device="cpu"), "max")).tolist()
     if -low != high:
         raise InputError(f"the ranks have different metrics; this one has {', '.join(names) or 'none'}")
-    total = yield AllReduce(torch.tensor([numbers[name] for name in names], dtype=torch.float64), "sum")
+    total = yield AllReduce(torch.tensor([numbers[name] for name in names], dtype=torch.float64, device="cpu"), "sum")
     return {name: float(x) / world for name, x in zip(names, total, strict=True)}
 
 

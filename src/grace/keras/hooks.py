@@ -9,7 +9,7 @@ _MARK = "_grace"
 
 
 def is_hooked(owner: Any, name: str) -> bool:
-    """Whether a method of this object was set here."""
+    """True if a method of this object was set here."""
     return hasattr(vars(owner).get(name), _MARK)
 
 

@@ -30,7 +30,7 @@ def runs_of_pieces(n: int, piece: int) -> Iterator[slice]:
 
 
 def fits_tile(block: int) -> bool:
-    """Whether programs of a GPU take whole blocks of this size: then a kernel finds itself what is largest in them."""
+    """True if programs of a GPU take whole blocks of this size: then a kernel finds itself what is largest in them."""
     return block <= MOST_PER_BLOCK and block & (block - 1) == 0
 
 

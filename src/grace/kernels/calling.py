@@ -17,7 +17,7 @@ from grace.kernels.check import numbers, pointers, wire_rows
 from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE, Blank, Call
 from grace.wire import Gathered
 
-_UINT8 = torch.uint8  # globals are found faster than attributes of torch
+_UINT8, _CPU = torch.uint8, torch.device("cpu")  # globals are found faster than attributes of torch
 LAYOUTS = 4096  # how many a kernel remembers: a model has fewer shapes of tensors
 
 
@@ -39,7 +39,7 @@ def new_wire(b: int, width: int) -> Tensor:
     if wire is not None and b == 1 and wire.shape[1] == width:
         place.wire = None
         return wire
-    return torch.empty(b, width, dtype=_UINT8)
+    return torch.empty(b, width, dtype=_UINT8, device=_CPU)
 
 
 class Layout:
@@ -83,9 +83,8 @@ def encode(
     rest_at = None if rest is None else numbers("rest", rest, shape)
     b = shape[0]
     wire = new_wire(b, layout.width)
-    finite = kernel(
-        at, memory_at, rest_at, b, *layout.sizes, wire.data_ptr(), *layout.tail, *more, torch.get_num_threads()
-    )
+    place_at = native.address("wire", wire, _UINT8, b * layout.width)
+    finite = kernel(at, memory_at, rest_at, b, *layout.sizes, place_at, *layout.tail, *more, torch.get_num_threads())
     if finite < 0:
         raise MemoryError(f"kernels: no memory to encode rows of {list(shape)}")
     return wire, finite != 0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grace.compute.native import refuse
 from grace.errors import InputError, PayloadError
 
 _FLOAT32 = torch.float32  # a global is found faster than an attribute of torch
@@ -20,12 +21,7 @@ def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
         InputError: it is something else.
     """
     if x.dtype is not _FLOAT32 or not x.is_contiguous() or not x.is_cpu or (shape is not None and x.shape != shape):
-        wanted = "contiguous float32" + ("" if shape is None else f" {list(shape)}")
-        order = ("" if x.is_contiguous() else ", not contiguous") + ("" if x.is_cpu else f", on {x.device}")
-        raise InputError(
-            f"kernels: {name} must be {wanted}, got {x.dtype} {list(x.shape)}{order}; "
-            f"use {'.cpu()' if not x.is_cpu else ''}.float().contiguous()"
-        )
+        raise refuse(name, x, _FLOAT32, "" if shape is None else list(shape))
     return x.data_ptr()
 
 
@@ -52,15 +48,22 @@ def wire_rows(wires: Sequence[Tensor], rows: int, width: int) -> list[int]:
     """
     shape = (rows, width)
     if rows == 1:  # the usual case, in as few calls as possible
-        plain = [w.data_ptr() for w in wires if w.dtype is torch.uint8 and w.shape == shape and w.is_contiguous()]
+        plain = [
+            w.data_ptr()
+            for w in wires
+            if w.dtype is torch.uint8 and w.shape == shape and w.is_contiguous() and w.is_cpu
+        ]
         if len(plain) == len(wires):
             return plain
     for wire in wires:
         if wire.shape != shape:
             kind = "truncated payload" if wire.ndim == 2 and wire.shape[1] < width else "payload"
             raise PayloadError(f"{kind}: {list(wire.shape)} bytes, but its fields end at {[rows, width]}")
-        if wire.dtype is not torch.uint8 or (width > 1 and wire.stride(1) != 1):
-            raise InputError(f"kernels: a wire must be uint8 with bytes side by side, got {wire.dtype} {wire.stride()}")
+        if wire.dtype is not torch.uint8 or (width > 1 and wire.stride(1) != 1) or not wire.is_cpu:
+            place = "" if wire.is_cpu else f" on {wire.device}"
+            raise InputError(
+                f"kernels: a wire must be uint8 with bytes side by side, got {wire.dtype} {wire.stride()}{place}"
+            )
     return [wire.data_ptr() + row * wire.stride(0) for row in range(rows) for wire in wires]
 
 

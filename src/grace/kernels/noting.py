@@ -125,9 +125,14 @@ class Table:
         self._slots = _slots(calls[0])
         if any(call.kernel is not calls[0].kernel or _slots(call) != self._slots for call in calls):
             raise TypeError("calls of different kinds are not made as one")
-        self._words = torch.tensor([self._row(i) for i in range(len(calls))], device=_CPU)  # [T, arguments] int64
+        # [T, arguments]
+        self._words = torch.tensor([self._row(i) for i in range(len(calls))], dtype=torch.int64, device=_CPU)
         self.results = torch.empty(len(calls), dtype=torch.int64, device=_CPU)
-        self._sizes = (self._words.data_ptr(), *self._words.shape, self.results.data_ptr())
+        self._sizes = (
+            native.address("words", self._words, torch.int64, self._words.numel()),
+            *self._words.shape,
+            native.address("results", self.results, torch.int64, len(calls)),
+        )
 
     def _row(self, i: int) -> list[int]:
         call = self._calls[i]
@@ -141,7 +146,7 @@ class Table:
         """The words of all calls in this place: one number for each, or one for all."""
         column = self._slots.get(slot)
         if column is not None:
-            self._words[:, column] = torch.tensor(values, device=_CPU)
+            self._words[:, column] = torch.tensor(values, device=_CPU, dtype=torch.int64)
 
     def run(self, step: int) -> list[int]:
         """Makes all calls, in their order, at this step of the streams: what each returned."""
@@ -166,5 +171,5 @@ def _word(value: Any, kind: Any) -> int:
 
 
 def possible() -> bool:
-    """Whether kernels can be called many at a time: not by a library that was built before they could."""
+    """True if kernels can be called many at a time: not by a library that was built before they could."""
     return backends.backend().functions is not None and native.has("call_many")

@@ -20,7 +20,7 @@ def find_set(bits: Tensor, k: int) -> Tensor:
     order = bits.cumsum(dim=1)  # [b, m]: how many are set up to here
     slot = torch.where((bits != 0) & (order <= k), order - 1, k)
     out = slot.new_zeros(bits.shape[0], k + 1)
-    places = torch.arange(bits.shape[1], device=bits.device).expand(bits.shape)
+    places = torch.arange(bits.shape[1], device=bits.device, dtype=torch.int64).expand(bits.shape)
     return out.scatter_(1, slot, places)[:, :k]
 
 

@@ -127,13 +127,18 @@ def count_at(at):
 
 
 @triton.jit
-def store_float(at, x, inside):
-    """float32 as four bytes anywhere."""
-    word = x.to(tl.int32, bitcast=True)
+def store_word(at, word, inside):
+    """int32 as four bytes anywhere."""
     tl.store(at, (word & 0xFF).to(tl.uint8), inside)
     tl.store(at + 1, ((word >> 8) & 0xFF).to(tl.uint8), inside)
     tl.store(at + 2, ((word >> 16) & 0xFF).to(tl.uint8), inside)
     tl.store(at + 3, ((word >> 24) & 0xFF).to(tl.uint8), inside)
+
+
+@triton.jit
+def store_float(at, x, inside):
+    """float32 as four bytes anywhere."""
+    store_word(at, x.to(tl.int32, bitcast=True), inside)
 
 
 @triton.jit

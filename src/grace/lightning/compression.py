@@ -36,6 +36,7 @@ class Compression(AttachingCallback, _Callback):  # type: ignore[misc]
 
     - Checkpoints of the trainer hold the memories, and ``fit(ckpt_path=...)`` gives them back. As Lightning demands,
       call ``trainer.save_checkpoint`` on all ranks.
+    - A second ``fit`` of the same module with the same callback goes on with the memories of the first.
     - The loggers and ``trainer.callback_metrics`` get ``grace/...`` every ``log_every_n_steps``, on rank 0: see
       :meth:`grace.Handle.log`.
     - Under ``precision="16-mixed"`` memories are in units without the loss's scale.
@@ -65,9 +66,11 @@ class Compression(AttachingCallback, _Callback):  # type: ignore[misc]
         optimizers = trainer.optimizers
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         how = f"give the trainer strategy='ddp', it has {type(trainer.strategy).__name__}"
-        self._attach(trainer.strategy.model, how, optimizers[0] if len(optimizers) == 1 else None, scaler)
         resumed, self._resumed = self._resumed, None
-        if resumed is not None or trainer.ckpt_path:
+        resumes = resumed is not None or bool(trainer.ckpt_path)
+        optimizer = optimizers[0] if len(optimizers) == 1 else None
+        self._attach(trainer.strategy.model, how, optimizer, scaler, resumes=resumes)
+        if resumes:
             self._load(resumed)
         if trainer.is_global_zero:
             self._watch(trainer.log_every_n_steps)

@@ -71,7 +71,7 @@ class Memory(Method[Any], Generic[S]):
 
     @property
     def loses_nothing(self) -> bool:
-        """Whether the means and what workers owe sum to the gradients, as a law then measures: nothing is lost, only late.
+        """True if the means and what workers owe sum to the gradients, as a law then measures: nothing is lost, only late.
         A memory that decays, or exchanges something else than gradients, says no.
         """
         return True
@@ -82,7 +82,7 @@ class Memory(Method[Any], Generic[S]):
 
     @property
     def _exchanges_otherwise(self) -> bool:
-        """Whether it does more around an exchange than :meth:`_wrap`, which serves a scatter as well."""
+        """True if it does more around an exchange than :meth:`_wrap`, which serves a scatter as well."""
         return type(self).exchange is not Memory.exchange
 
     @property

@@ -74,7 +74,7 @@ class EF21(Memory[S], Generic[S]):
     def __post_init__(self) -> None:
         Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
-        delta = self.method.facts(torch.empty(_SAMPLE, device="meta")).contraction
+        delta = self.method.facts(torch.empty(_SAMPLE, device="meta", dtype=torch.float32)).contraction
         if delta is None or not delta > 0:
             raise CompositionError(
                 f"{type(self).__name__} needs a contraction, and {as_call(self.method)} is none (delta={delta}); "
@@ -225,7 +225,7 @@ class EF21(Memory[S], Generic[S]):
         before.
         """
         inner = self.method.facts(like)
-        return Facts(deterministic=inner.deterministic, payload=inner.payload)
+        return Facts(deterministic=inner.deterministic, randomness=inner.randomness, payload=inner.payload)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         """Traffic for tensors like this one, of step 0, where the first step is dense, or of a later one."""

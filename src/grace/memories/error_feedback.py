@@ -144,7 +144,7 @@ class ErrorFeedback(Memory[S]):
 
     @property
     def _adds_as_is(self) -> bool:
-        """Whether memories and gradients are added without factors."""
+        """True if memories and gradients are added without factors."""
         return self.beta == self.gamma == 1 and not self.follow_lr
 
     def exchange_all(
@@ -243,7 +243,8 @@ class ErrorFeedback(Memory[S]):
         if lasts is None:
             news: Sequence[Any] = [FeedbackState(memory, out.state) for memory, out in zip(afters, outs, strict=True)]
         else:
-            rates = torch.as_tensor(choose_rate(stack_flags(outs, device), lr, lasts) if lr else lasts)
+            chosen = choose_rate(stack_flags(outs, device), lr, lasts) if lr else lasts
+            rates = torch.as_tensor(chosen, dtype=torch.float64, device=device)
             both = zip(afters, outs, rates.unbind(0), strict=True)
             news = [FollowingState(memory, out.state, last) for memory, out, last in both]
         return [Exchanged(out.mean, None, new, out.finite) for out, new in zip(outs, news, strict=True)]
@@ -301,12 +302,13 @@ def _settle(
 
 
 def _fits(memory: Tensor, x: Tensor) -> bool:
-    """Whether a memory can be added to x number by number."""
-    return memory.shape == x.shape and memory.dtype is torch.float32 and memory.is_contiguous()
+    """True if a memory can be added to x number by number."""
+    same = memory.shape == x.shape and memory.is_cpu == x.is_cpu
+    return same and memory.dtype is torch.float32 and memory.is_contiguous()
 
 
 def _are_plain(xs: Sequence[Tensor], peers: Peers, targets: Sequence[Tensor] | None = None) -> bool:
-    """Whether a method can add the memories to xs where they are, and means are applied as they come, or as targets."""
+    """True if a method can add the memories to xs where they are, and means are applied as they come, or as targets."""
     dtype = xs[0].dtype
     applied = dtype if targets is None else targets[0].dtype
     known = peers.like.lent.applied_as in (None, applied) and all(x.is_contiguous() for x in targets or ())

@@ -22,7 +22,7 @@ _PIECE = 1 << 22  # numbers that plain torch weighs at a time: it needs 48 bytes
 
 
 def takes_many(device: torch.device) -> bool:
-    """Whether memories on this device go by few launches, where they can."""
+    """True if memories on this device go by few launches, where they can."""
     return not on_host(device) and backends.runs_triton(device)
 
 
@@ -38,7 +38,7 @@ def join_flags(flags: Sequence[Tensor]) -> Tensor:
 
 
 def _on_device(finite: Flag, device: torch.device) -> Tensor:
-    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device)
+    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device, dtype=torch.bool)
 
 
 def put(x: Tensor, place: Tensor) -> None:

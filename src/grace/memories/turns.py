@@ -15,8 +15,8 @@ from grace.flags.finite import on_host
 class Turns:
     """The states of T tensors: each tensor's memory is that of one side, and the other side's is free.
 
-    Which side it is, the states say that the worker comes with; if they are on neither side, it has loaded others, or the step
-    before was not finite everywhere.
+    Which side it is, the states say that the worker comes with: also where the step before was undone. If they are on neither
+    side, it has loaded others, or the step before was not finite everywhere.
 
     Args:
         states: of all tensors; free: the same with the memories that are free.
@@ -48,7 +48,7 @@ class Turns:
         return self._sides[1 - self._now]
 
     def begin(self, states: Sequence[Any]) -> bool:
-        """Whether these are the states of one side: it is the one that holds what is owed."""
+        """True if these are the states of one side: it is the one that holds what is owed."""
         for side in (self._now, 1 - self._now):
             if all(map(operator.is_, states, self._sides[side])):
                 self._now = side
@@ -60,22 +60,17 @@ def find(
     names: tuple[str, ...], xs: Sequence[Tensor], states: Sequence[Any], workspace: Workspace | None
 ) -> Turns | None:
     """What was kept for these tensors, of any shapes, if their states are among it."""
-    turns: Turns | None = None if workspace is None or workspace.holds else workspace.kept.get((Turns, names))
+    turns: Turns | None = None if workspace is None else workspace.kept.get((Turns, names))
     if turns is None or turns.sizes != [x.numel() for x in xs]:
         return None
     return turns if turns.begin(states) else None
 
 
 def may_keep(states: Sequence[Any], workspace: Workspace | None) -> bool:
-    """Whether these states, a memory and what a method inside made of None, may take turns: not where a step may be undone, or
-    the host does not see its end.
+    """True if these states, a memory and what a method inside made of None, may take turns: not where the host does not see
+    the end of a step.
     """
-    return (
-        workspace is not None
-        and not workspace.holds
-        and on_host(states[0][0].device)
-        and all(state[1] is None for state in states)
-    )
+    return workspace is not None and on_host(states[0][0].device) and all(state[1] is None for state in states)
 
 
 def keep(names: tuple[str, ...], states: Sequence[Any], free: Sequence[Any], workspace: Workspace) -> None:
@@ -93,3 +88,10 @@ def forget(names: tuple[str, ...], workspace: Workspace | None) -> None:
     """Nothing is kept for these tensors any more."""
     if workspace is not None:
         workspace.kept.pop((Turns, names), None)
+
+
+def part(name: str, workspace: Workspace) -> None:
+    """The side of this tensor that is not its state may still be asked for: from now on nobody writes there."""
+    names = workspace.kept.get(Turns, {}).get(name)
+    if names is not None:
+        forget(names, workspace)

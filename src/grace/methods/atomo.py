@@ -18,6 +18,8 @@ from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 
+_RATIO = 0.01  # by default
+
 
 @register("atomo", communicator="allgather", family="low rank", cases=["ratio=0.3"])
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Atomo(Compressor):
         check_knobs(self)
         if self.budget is not None and self.ratio is not None:
             raise ConfigurationError(f"atomo: give budget={self.budget} or ratio={self.ratio}, not both")
+        if self.ratio == _RATIO:  # one method has one spelling
+            object.__setattr__(self, "ratio", None)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
@@ -83,7 +87,7 @@ class Atomo(Compressor):
 
     @property
     def _budgets(self) -> Budgets:
-        return Budgets(self.budget, 0.01 if self.ratio is None else self.ratio, self.shrink)
+        return Budgets(self.budget, _RATIO if self.ratio is None else self.ratio, self.shrink)
 
     def facts(self, n: int) -> Facts:
         if self.shrink:

@@ -25,7 +25,8 @@ class BF16(Cast):
     Bias:
         biased per element (round to nearest even); relative error at most 2**-8: delta = 1 - 2**-16.
     Differs from the paper:
-        no paper; this is torch's ``bf16_compress_hook``, on every device.
+        no paper; this is torch's ``bf16_compress_hook``, on every device. To the bit where W is a power of two: otherwise
+        the hook divides the rounded numbers, and Grace rounds the quotients.
     Example:
         >>> method("bf16:communicator=scatterreduce")
         ScatterReduce(compressor=BF16())

@@ -90,7 +90,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         if like.numel() < 4:
             return None
         K, d, _ = self._sizes(like.numel())
-        basis = torch.zeros(K, d, device=like.device)
+        basis = torch.zeros(K, d, device=like.device, dtype=torch.float32)
         return GradiVeQState(basis, torch.zeros(K, K, dtype=torch.float64, device=like.device), 0)
 
     def _sizes(self, n: int) -> tuple[int, int, int]:

@@ -225,7 +225,8 @@ class GradZip(LowRank["GradZipState | None"]):
         if not self._compresses(like):
             return DENSE.facts(like)
         m, l, r = self._sizes(like)
-        return Facts(contraction=0.0, deterministic=False, payload=None if self.alternate else 4 * r * (m + l))
+        payload = None if self.alternate else 4 * r * (m + l)
+        return Facts(contraction=0.0, deterministic=False, randomness="shared", payload=payload)
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         m, l, _ = self._sizes(like)

@@ -18,6 +18,8 @@ from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 
+_RATIO = 0.01  # by default
+
 
 @register("gspar", communicator="allgather", family="sparsification", cases=["ratio=0.3", "ratio=0.2,index=rice"])
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class GSpar(Compressor):
         check_knobs(self)
         if self.ratio is not None and self.epsilon is not None:
             raise ConfigurationError(f"gspar: give ratio={self.ratio} or epsilon={self.epsilon}, not both")
+        if self.ratio == _RATIO:  # one method has one spelling
+            object.__setattr__(self, "ratio", None)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
@@ -85,7 +89,7 @@ class GSpar(Compressor):
 
     @property
     def _chances(self) -> Chances:
-        return Chances(0.01 if self.ratio is None else self.ratio, self.epsilon, self.rounds, self.shrink)
+        return Chances(_RATIO if self.ratio is None else self.ratio, self.epsilon, self.rounds, self.shrink)
 
     def facts(self, n: int) -> Facts:
         if self.shrink:

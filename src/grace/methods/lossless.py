@@ -43,7 +43,7 @@ class Lossless(Compressor):
         2-bit or ternary codes that are mostly zeros.
     Example:
         >>> method("qsgd:levels=1,lossless=zlib")
-        Allgather(compressor=Lossless(compressor=QSGD(bits=None, levels=1, bucket=256, norm='linf', shrink=False),
+        Allgather(compressor=Lossless(compressor=QSGD(bits=2, levels=None, bucket=256, norm='linf', shrink=False),
                                       stage='zlib', level=1))
         >>> ErrorFeedback(Allgather(Lossless(QSGD(levels=1, shrink=True)))).facts(torch.empty(1000)).payload is None
         True
@@ -90,7 +90,7 @@ class Lossless(Compressor):
         out = []
         for row in wires.join(wire).cpu():
             stream = streams.shrink(row.numpy().tobytes(), self.stage, self.level)
-            head = torch.tensor([[row.numel(), len(stream)]], dtype=torch.int32)
+            head = torch.tensor([[row.numel(), len(stream)]], dtype=torch.int32, device="cpu")
             out.append(wires.join(head, _tensor(stream)[None])[0])
         return pad(out).to(rows.device)
 
@@ -111,4 +111,8 @@ class Lossless(Compressor):
 
 
 def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )

@@ -29,6 +29,7 @@ from grace.registry import register
     communicator="allgather",
     memory="residual",
     family="quantization",
+    aliases=("1bit", "1bitsgd"),
     cases=["group=32", "group=7,tau=0.1", "group=16,communicator=scatterreduce,server_memory=true"],
 )
 @dataclass(frozen=True, slots=True)

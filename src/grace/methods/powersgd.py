@@ -151,7 +151,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         if not self._compresses(like):
             return DENSE.facts(like)
         m, l, r = self._sizes(like)
-        return Facts(contraction=0.0, deterministic=self.warm_start, payload=4 * r * (m + l))
+        return Facts(contraction=0.0, deterministic=self.warm_start, randomness="shared", payload=4 * r * (m + l))
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         return LowRank._sides(self, like, step) if step >= self.start_step else None

@@ -25,6 +25,8 @@ from grace.kernels import (
 from grace.random import Stream
 from grace.registry import register
 
+_POWERS = frozenset(1 << k for k in range(1, 16))
+
 
 @register(
     "qsgd",
@@ -51,7 +53,7 @@ class QSGD(Fused):
 
     Args:
         bits: bits of a code, 2 to 16; s = 2**(bits-1) - 1. Default 4.
-        levels: s itself, 1 to 32767, instead of ``bits``.
+        levels: s itself, 1 to 32767, instead of ``bits``; 1, 3, 7 and so on are ``bits`` of 2, 3, 4 and so on.
         bucket: elements that share a norm, >= 1.
         norm: "linf" (the largest magnitude, as in the paper's experiments) or "l2" (as in its theory).
         shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
@@ -84,11 +86,20 @@ class QSGD(Fused):
         check_knobs(self)
         if self.bits is not None and self.levels is not None:
             raise ConfigurationError(f"qsgd: give bits or levels, not both (bits={self.bits}, levels={self.levels})")
+        bits = 4 if self.levels is None and self.bits is None else self.bits
+        if self.levels is not None and self.levels + 1 in _POWERS:
+            bits = self.levels.bit_length() + 1
+        if bits is not None:  # one method has one spelling
+            object.__setattr__(self, "bits", bits)
+            object.__setattr__(self, "levels", None)
 
     @property
     def s(self) -> int:
         """Levels on each side of zero."""
-        return self.levels if self.levels is not None else (1 << ((self.bits or 4) - 1)) - 1
+        if self.levels is not None:
+            return self.levels
+        assert self.bits is not None
+        return (1 << (self.bits - 1)) - 1
 
     def with_memory(self) -> QSGD:
         return replace(self, shrink=True)

@@ -105,5 +105,5 @@ class RandomK(Drawn):
     def facts(self, n: int) -> Facts:
         k = count_kept(self.ratio, n)
         if self.scaled:
-            return Facts(unbiased=True, variance=n / k - 1, deterministic=k == n, payload=4 * k)
-        return Facts(contraction=k / n, deterministic=k == n, payload=4 * k)
+            return Facts(unbiased=True, variance=n / k - 1, deterministic=k == n, randomness="shared", payload=4 * k)
+        return Facts(contraction=k / n, deterministic=k == n, randomness="shared", payload=4 * k)

@@ -43,7 +43,8 @@ class RHT(Compressor):
     Bias:
         that of the inner compressor: R is orthonormal, so unbiasedness and every bound on the squared error carry over.
         The largest number of a block becomes about |x| sqrt(2 ln h / h); a quantizer that is scaled by it gains that
-        much on heavy tails. Bounds for single elements, and sparsity, are lost.
+        much on heavy tails. All workers rotate alike, so that their sum is rotated back once; their errors are independent
+        only where the inner compressor rounds at random. Bounds for single elements, and sparsity, are lost.
     Differs from the paper:
         blocks, not the whole vector; the rest is rotated in powers of two, and at most 15 numbers stay as they are.
     Example:
@@ -133,7 +134,8 @@ class RHT(Compressor):
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
         bias = facts.bias * min(n, self.block)  # a number depends on its whole block
-        return replace(facts, contraction=delta, variance=omega, deterministic=False, bias=bias)
+        randomness: Literal["private", "shared"] = "shared" if facts.deterministic else facts.randomness  # R is shared
+        return replace(facts, contraction=delta, variance=omega, deterministic=False, randomness=randomness, bias=bias)
 
 
 def _shared_stream(rng: Stream) -> Stream:

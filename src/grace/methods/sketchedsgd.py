@@ -98,7 +98,7 @@ class SketchedSGD(Method[None]):
                 return loan.poison(None)
             index = select_topk(estimate.mean[None], candidates)[0]  # [p2 k], the same on all ranks
         else:
-            index = torch.arange(n, device=x.device)
+            index = torch.arange(n, device=x.device, dtype=torch.int64)
         values = flat[index]
         exact = yield AllReduce(values)
         finite = and_(finite, all_finite(exact))
@@ -141,7 +141,7 @@ class SketchedSGD(Method[None]):
 
     def facts(self, like: Tensor) -> Facts:
         cells, candidates = self._sizes(like.numel())
-        return Facts(contraction=0.0, deterministic=not cells, payload=4 * (cells + candidates))
+        return Facts(contraction=0.0, deterministic=not cells, randomness="shared", payload=4 * (cells + candidates))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         n = like.numel()

@@ -85,4 +85,4 @@ class SketchML(Compressor):
 
     def facts(self, n: int) -> Facts:
         no_hash = self.groups >= self.quantiles  # each bucket is a group of its own
-        return Facts(deterministic=no_hash and (n <= SMALL or self.sample == 1))
+        return Facts(deterministic=no_hash and (n <= SMALL or self.sample == 1), randomness="shared")

@@ -60,7 +60,8 @@ class THC(Method[None]):
         unbiased but for clipped numbers. Blocks that are zero on all workers are exact.
     Differs from the paper:
         a norm for each rotated block. The owners of chunks add up, where the paper has a switch or servers. The tables
-        are those for clip = 1/32, whatever clip is.
+        are those for clip = 1/32, whatever clip is. As in the paper the rotation is the same on all workers, and must be:
+        their integers are added up as they are. Rounding is each worker's own.
     Example:
         >>> method("thc:bits=3")
         ErrorFeedback(method=THC(bits=3, clip=0.03125, uniform=False, block=1024), beta=1.0, gamma=1.0)
@@ -136,7 +137,7 @@ class THC(Method[None]):
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def facts(self, like: Tensor) -> Facts:
-        return Facts(deterministic=False)
+        return Facts(deterministic=False, randomness="shared")  # the rotation, which decides what is clipped
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if like.numel() == 0:

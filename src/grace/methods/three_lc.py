@@ -56,7 +56,7 @@ class ThreeLC(Compressor):
 
     @property
     def handles_many(self) -> bool:  # type: ignore[override]
-        """Of wires of a fixed size; of others :attr:`counted` says so."""
+        """True for wires of a fixed size; of others :attr:`counted` says so."""
         return not self.zre
 
     @property

@@ -91,7 +91,7 @@ class TopK(Fused):
     def choose_many_(self, many: Many, rng: Stream, code: GapPairs) -> Chosen:
         lists = code.lists(many.sizes)
         K = sum(lists.kept)
-        index, sent = many.table.new_empty(K), torch.empty(K, device=many.device)
+        index, sent = many.table.new_empty(K), torch.empty(K, device=many.device, dtype=torch.float32)
         finite = take_topk_many(index, sent, many, lists.kept, narrow=code.narrow)
         fields = (sent.to(torch.bfloat16) if code.narrow else sent).view(torch.uint8)
         return choose_listed_many(index, fields, finite, many, lists)

@@ -50,8 +50,9 @@ class U8bit(Fused):
         biased; no error exceeds the number itself, nor 0.0086 s; delta = 1/B. The largest number of a block and
         zeros are exact.
     Differs from the paper:
-        the paper has one scale for a matrix. With "bnb" the largest number comes back as 0.993 of itself: delta =
-        0.9999/B.
+        the paper has one scale for a matrix. "bnb" has all values of bitsandbytes' signed dynamic map but +1.0, since a
+        code is a sign and one of 128 magnitudes, and +1.0 has no twin there. A block's largest number comes back as 0.993
+        of itself, whatever its sign; in bitsandbytes a negative one does: delta = 0.9999/B.
     Example:
         >>> method("u8bit:block=256")
         ErrorFeedback(method=Allgather(compressor=U8bit(block=256, map='tree')), beta=1.0, gamma=1.0)
@@ -90,15 +91,15 @@ class U8bit(Fused):
 @functools.lru_cache
 def table(map: Literal["tree", "bnb"]) -> Tensor:  # noqa: A002
     """``[128]`` float32, ascending from 0: the centers of equal bins of each decade."""
-    centers = [torch.zeros(1, dtype=torch.float64)]
+    centers = [torch.zeros(1, dtype=torch.float64, device="cpu")]
     for decade in range(6 if map == "bnb" else 5, -1, -1):
         bins = 1 << (6 - decade)
         parts = ((0.1, 1.0, bins),) if map == "bnb" else ((0.1, 0.45, bins // 2), (0.45, 1.0, bins // 2))
         for low, high, count in parts:
-            center = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+            center = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) / count
             centers.append((low + (high - low) * center) * float(f"1e-{decade}"))  # a power differs between libraries
     if map == "tree":
-        centers.append(torch.ones(1, dtype=torch.float64))
+        centers.append(torch.ones(1, dtype=torch.float64, device="cpu"))
     return torch.cat(centers).float()
 
 

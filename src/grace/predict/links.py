@@ -33,12 +33,12 @@ class Link:
 
     @property
     def shaped(self) -> bool:
-        """Whether it must be made; otherwise workers use the network that is there."""
+        """True if it must be made; otherwise workers use the network that is there."""
         return self.bits_per_second is not None
 
     @property
     def seconds_per_byte(self) -> float:
-        """Of payload on the line, frames included; 0 where nothing is shaped."""
+        """Bytes of payload on the line, frames included; 0 where nothing is shaped."""
         return 0.0 if self.bits_per_second is None else 8 * FRAME / self.bits_per_second
 
     def __str__(self) -> str:

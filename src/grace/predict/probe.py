@@ -166,13 +166,13 @@ class Probe:
         self.last: list[int] = []
         self.spent = self._mine = 0
         self._quickest: dict[tuple[str, int], float] = {}  # of what was measured: no noise makes a collective quicker
-        self._signal = torch.ones(1)
+        self._signal = torch.ones(1, dtype=torch.float32, device="cpu")
 
     def learn_copying(self) -> None:
         """Measures what DistributedDataParallel does with each gradient: scaling it into its bucket."""
         if self.timings.copying:
             return
-        gradient = torch.ones(_COPIED // 4)
+        gradient = torch.ones(_COPIED // 4, dtype=torch.float32, device="cpu")
         bucket = torch.zeros_like(gradient)
         seconds = []
         self.meet()
@@ -233,7 +233,7 @@ class Probe:
         name, narrow, axis = split_kind(kind)
         count, repeats = self.timings.size_of(kind), self.repeats(size)
         width = 2 if narrow else 4
-        buf = torch.zeros(max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32)
+        buf = torch.zeros(max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32, device="cpu")
         nanoseconds: list[int] = []
         begin = time.perf_counter_ns()
         for repeat in range(1 + repeats):
@@ -253,6 +253,6 @@ class Probe:
 
 
 def _gather(transport: Transport, values: Sequence[int]) -> list[list[int]]:
-    answer = transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64)))  # [W, m]
+    answer = transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64, device="cpu")))  # [W, m]
     rows: list[list[int]] = answer.tolist()
     return rows

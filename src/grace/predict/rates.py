@@ -49,7 +49,7 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """Of all of the codec."""
+        """Total of the codec."""
         return sum(self.codec) / 1e9
 
 
@@ -151,7 +151,7 @@ class Rater:
         sizes = dict(policy.axes(world))
         axes = Grid(sizes).place(0) if sizes else {}
         source = self._sources.setdefault(numbers, heavy_tailed(numbers))
-        x = torch.empty(_matrix(numbers))
+        x = torch.empty(_matrix(numbers), dtype=torch.float32, device="cpu")
         source = source[: x.numel()].view(x.shape)
         with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

@@ -111,8 +111,8 @@ class Echo:
 def heavy_tailed(numbers: int) -> Tensor:
     """``randn * exp(randn)``: a few numbers are much larger than the others."""
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(numbers, generator=generator)
-    return found.mul_(torch.randn(numbers, generator=generator).exp_())
+    found = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
+    return found.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
 
 
 class Replayer:
@@ -139,8 +139,13 @@ class Replayer:
         self.numbers = [sum(numbers[name] for name in names) for names in self.buckets]
         total = sum(self.numbers)
         self._source = heavy_tailed(total)
-        self._flat, self._y = torch.empty(total), torch.zeros(total)
-        self._evict = torch.zeros(min(_EVICTION, max(resources.available_memory() // 16, 1 << 18)))
+        self._flat, self._y = (
+            torch.empty(total, dtype=torch.float32, device="cpu"),
+            torch.zeros(total, dtype=torch.float32, device="cpu"),
+        )
+        self._evict = torch.zeros(
+            min(_EVICTION, max(resources.available_memory() // 16, 1 << 18)), dtype=torch.float32, device="cpu"
+        )
         parts = torch.split(self._flat, [numbers[name] for names in self.buckets for name in names])
         names = [name for names in self.buckets for name in names]
         self._views = {name: part.view(tuple(shapes[name])) for name, part in zip(names, parts, strict=True)}

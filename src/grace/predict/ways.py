@@ -27,7 +27,7 @@ class Way(Protocol):
 
     @property
     def joins(self) -> bool:
-        """Whether what is not compressed travels in the collective of what is, if both are in one bucket."""
+        """True if what is not compressed travels in the collective of what is, if both are in one bucket."""
 
     def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
         """One worker's exchange of a matrix ``x``, donated, under the worker's policy, which has this method for it."""
@@ -64,7 +64,7 @@ class ToAll:
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """See :class:`Way`."""
-        return method.traffic(torch.empty(tuple(shape), device="meta"), peer)
+        return method.traffic(torch.empty(tuple(shape), device="meta", dtype=torch.float32), peer)
 
     def wire_bits(self, method: Method[Any], shape: Sequence[int], world: int) -> float | None:
         """See :class:`Way`. Between two workers what is sent is the wire."""
@@ -108,7 +108,7 @@ class ToOwners:
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """See :class:`Way`. Rows are padded to one length."""
-        rows = torch.empty(peer.world, -(-math.prod(shape) // peer.world), device="meta")
+        rows = torch.empty(peer.world, -(-math.prod(shape) // peer.world), device="meta", dtype=torch.float32)
         if self._travels_plain(method):
             return cost(ReduceScatter(rows.to(self.dtype)), peer.rank, peer.world)
         return method.scatter_traffic(rows, peer)

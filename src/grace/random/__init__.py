@@ -128,7 +128,7 @@ class Stream:
         if not 0 <= k <= n:
             raise ValueError(f"a subset of {k} out of {n} does not exist")
         if k == n:
-            return torch.arange(n, device=device)
+            return torch.arange(n, device=device, dtype=torch.int64)
         out = torch.empty(k, dtype=torch.int64, device=device)
         fill_subset(out, self, n)
         return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from grace.compute import native
@@ -18,14 +19,18 @@ for _name in ("words", "uniform", "subset"):
 
 
 def fill_words(out: Tensor, rng: Stream, first: int) -> None:
-    native.c.words(*rng.native_key(), first, len(out), out.data_ptr(), native.threads())
+    native.c.words(
+        *rng.native_key(), first, len(out), native.address("out", out, torch.int32, 2 * len(out)), native.threads()
+    )
 
 
 def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
-    native.c.uniform(*rng.native_key(), first, out.numel(), out.data_ptr(), native.threads())
+    n = out.numel()
+    native.c.uniform(*rng.native_key(), first, n, native.address("out", out, torch.float32, n), native.threads())
 
 
 def fill_subset(out: Tensor, rng: Stream, n: int) -> Any:
     if n > _MOST:
         return NotImplemented
-    return native.c.subset(*rng.native_key(), n, out.numel(), out.data_ptr(), native.threads())
+    k = out.numel()
+    return native.c.subset(*rng.native_key(), n, k, native.address("out", out, torch.int64, k), native.threads())

@@ -52,17 +52,19 @@ def _to_signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int | Tensor) -> tuple[Tensor, Tensor]:
+def _to_signed_or_same(word: int | Tensor) -> int | Tensor:
+    """As :func:`_to_signed`; int32 as they are."""
+    return word if isinstance(word, Tensor) else _to_signed(word)
+
+
+def threefry2x32(key: tuple[int | Tensor, int | Tensor], c0: Tensor, c1: int | Tensor) -> tuple[Tensor, Tensor]:
     """Threefry-2x32 with 20 rounds on counters ``(c0[i], c1)``: two int32 tensors (bit patterns) like ``c0 [g]``.
 
-    ``c1`` may be an int32 ``[1]``, too.
+    ``c1`` may be an int32 ``[1]``, too, and the words of the key int32 ``[b, 1]``: then there are b rows, ``[b, g]``.
     """
-    schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    x0 = c0 + _to_signed(schedule[0])
-    if isinstance(c1, Tensor):
-        x1 = torch.full_like(c0, _to_signed(schedule[1])) + c1
-    else:
-        x1 = torch.full_like(c0, _to_signed(c1 + schedule[1]))
+    schedule = [_to_signed_or_same(word) for word in (key[0], key[1], key[0] ^ key[1] ^ _PARITY)]
+    x0 = c0 + schedule[0]
+    x1 = torch.zeros_like(x0).add_(schedule[1]).add_(_to_signed_or_same(c1))
     high = torch.empty_like(x0)
     for block in range(5):
         for turn in _ROTATIONS[block % 2]:
@@ -72,8 +74,9 @@ def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int | Tensor) -> tuple[Te
             x1 <<= turn
             x1 |= high
             x1 ^= x0
-        x0 += _to_signed(schedule[(block + 1) % 3])
-        x1 += _to_signed(schedule[(block + 2) % 3] + block + 1)
+        x0 += schedule[(block + 1) % 3]
+        x1 += schedule[(block + 2) % 3]
+        x1 += block + 1
     return x0, x1
 
 

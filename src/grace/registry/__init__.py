@@ -13,6 +13,7 @@ methods, memories and communicators of their own through entry points, whose val
 from __future__ import annotations
 
 from grace.registry.composition import build
+from grace.registry.discovery import from_file
 from grace.registry.recipes import (
     COMMUNICATORS,
     MEMORIES,
@@ -28,7 +29,7 @@ from grace.registry.recipes import (
     register_memory,
     register_wrapper,
 )
-from grace.registry.text import method, parse, resolve, short, spell, split_commas, split_methods
+from grace.registry.text import method, parse, read_method, resolve, short, spell, split_commas, split_methods
 
 __all__ = [
     "COMMUNICATORS",
@@ -37,10 +38,12 @@ __all__ = [
     "Recipe",
     "build",
     "documentation",
+    "from_file",
     "is_own",
     "method",
     "methods",
     "parse",
+    "read_method",
     "recipe",
     "recipe_of",
     "register",

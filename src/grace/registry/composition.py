@@ -16,6 +16,8 @@ from grace.registry.recipes import COMMUNICATORS, MEMORIES, OUTER, WRAPPERS, Rec
 from grace.schedules import Delayed, Schedule, Scheduled
 
 Knobs: TypeAlias = dict[str, Any]
+# Other libraries' words for how much is kept.
+_MEANT = dict.fromkeys(("k", "K", "density", "compress_ratio", "fraction", "sparsity"), "ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,11 @@ def _distribute(entry: Recipe, knobs: Knobs, layers: dict[str, type]) -> dict[st
         if label not in layers or name not in own_fields(layers[label]):
             legal = {*owners, *WRAPPERS, *find_outer(), "communicator", "memory"}
             legal |= {f"{one}.{field}" for one in layers if one != "method" for field in own_fields(layers[one])}
-            raise unknown(f"knob of {entry.name}", knob, legal if dot else {one for one in legal if "." not in one})
+            means = _MEANT.get(name, "")
+            hint = f"Write {means}=0.01, the share that is kept." if means in owners else ""
+            raise unknown(
+                f"knob of {entry.name}", knob, legal if dot else {one for one in legal if "." not in one}, hint
+            )
         if name in given[label]:
             raise ConfigurationError(f"{entry.name}: knobs given twice: {name} and {label}.{name}")
         given[label][name] = value

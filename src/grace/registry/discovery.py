@@ -1,4 +1,7 @@
-"""Packages that find their own modules, so that a new file is enough; and users' own code by name, ``file.py:Class``."""
+"""Packages that find their own modules, so that a new file is enough; and users' own code by name, ``file.py:Class``.
+
+To name code is to run it. So only a user can: what a file names is read within :func:`from_file`, where nothing is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
 from grace.errors import ConfigurationError
 
 _files: dict[Path, tuple[int, ModuleType]] = {}  # what was imported from a file, and how old the file was
+_named: dict[str, object] = {}  # what the user has named in this process, by its place
+_refused: ContextVar[list[str] | None] = ContextVar("what files named", default=None)  # None: texts come from the user
 
 
 def import_classes(package: str, path: Iterable[str], *bases: type) -> dict[str, type]:
@@ -39,23 +46,56 @@ def import_classes(package: str, path: Iterable[str], *bases: type) -> dict[str,
     return out
 
 
+@contextmanager
+def from_file() -> Iterator[list[str]]:
+    """Within, texts come from a file and not from the user: :func:`load` imports nothing, and finds only what the user has
+    named in this process. The working directory does not become a part of ``sys.path``, either. Yields the list of what was
+    refused, in words.
+    """
+    refused: list[str] = []
+    token = _refused.set(refused)
+    try:
+        yield refused
+    finally:
+        _refused.reset(token)
+
+
 def load(spec: str, kind: str) -> object:
     """What ``spec`` names. Modules are looked for in the working directory too.
 
     Raises:
-        ConfigurationError: a file, module or attribute that does not exist, or a module that fails; names ``kind``.
+        ConfigurationError: a file, module or attribute that does not exist, or a module that fails; names ``kind``. Within
+            :func:`from_file` also what the user has not named.
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: expected module:Class or file.py:Class")
+    place = f"{os.path.abspath(where)}:{name}" if where.endswith(".py") else spec
+    if (refused := _refused.get()) is not None:
+        if place not in _named:
+            refused.append(_refusal(spec, kind))
+            raise ConfigurationError(refused[-1])
+        return _named[place]
     try:
         module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
     try:
-        return getattr(module, name)
+        found = _named[place] = getattr(module, name)
     except AttributeError as error:
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {where} has no {name!r}") from error
+    return found
+
+
+def _refusal(spec: str, kind: str) -> str:
+    """Why a file may not name this, and what to do."""
+    named = f" ({', '.join(sorted(_named))})" if _named else ""
+    first = f"grace.method({spec!r}) first, or " if kind == "method" else ""
+    return (
+        f"{kind} {spec!r} stands in a file, and Grace does not run code because a file names it; legal there: registered "
+        f"{kind}s, and classes that you have named in this process{named}. If you trust that code, name it yourself: "
+        f"{first}--trust {spec} on the command line"
+    )
 
 
 def _import_module(name: str) -> ModuleType:

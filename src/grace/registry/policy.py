@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Size, Tensor
 
+from grace.contract.knobs import as_call
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import method as make_method
@@ -51,7 +52,7 @@ class Rule:
                 raise ConfigurationError(f"Rule {self.pattern!r}: {low}={first}, {high}={last} matches nothing")
 
     def matches(self, name: str, like: Tensor, step: int) -> bool:
-        """Whether this rule is for a tensor like this one at that step."""
+        """True if this rule is for a tensor like this one at that step."""
         return (
             fnmatch.fnmatchcase(name, self.pattern)
             and self.min_size <= like.numel() <= (like.numel() if self.max_size is None else self.max_size)
@@ -61,7 +62,7 @@ class Rule:
 
     @property
     def timeless(self) -> bool:
-        """Whether it holds at every step."""
+        """True if it holds at every step."""
         return self.from_step == 0 and self.until_step is None
 
     def __str__(self) -> str:
@@ -95,6 +96,14 @@ class Policy:
     """
 
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
+        given: Any = rules
+        if isinstance(given, str | Method | Mapping):
+            rules = list(given.items()) if isinstance(given, Mapping) else [("*", given)]
+            pairs = ", ".join(f"({pattern!r}, {as_call(one)})" for pattern, one in rules)
+            raise ConfigurationError(
+                f"Policy: rules={as_call(given)} is no list of rules; for one method, with small tensors uncompressed, write "
+                f'Policy.of("topk"); as rules it is Policy([{pairs}])'
+            )
         entries: list[Rule] = []
         for rule in rules:
             if isinstance(rule, tuple) and len(rule) == 2:

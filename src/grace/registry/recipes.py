@@ -155,7 +155,7 @@ def recipe(name: str) -> Recipe:
 
 
 def is_own(name: str) -> bool:
-    """Whether this names a class by its place, and not a registered method."""
+    """True if this names a class by its place, and not a registered method."""
     return ":" in name
 
 

@@ -13,6 +13,7 @@ from grace.contract.method import Method, refuse_unpromised
 from grace.contract.wrapping import Layer, layers, own_fields
 from grace.errors import ConfigurationError
 from grace.registry.composition import Knobs, build, find_outer
+from grace.registry.discovery import from_file
 from grace.registry.recipes import COMMUNICATORS, MEMORIES, METHODS, WRAPPERS, Recipe, recipe, recipe_of
 from grace.schedules import Scheduled
 
@@ -67,6 +68,21 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
     if twice := given.keys() & knobs.keys():
         raise ConfigurationError(f"knobs given twice: {', '.join(sorted(twice))}")
     return build(recipe(name), {**given, **knobs})
+
+
+def read_method(text: str) -> Method[Any]:
+    """The method that a file names, such as a state or a plan: a registered one, or a class that the user has named in this
+    process. Nothing is imported. :func:`method` is for texts of the user.
+
+    Raises:
+        ConfigurationError: what :func:`method` raises, and a class that the user has not named.
+
+    Example:
+        >>> read_method("qsgd:bits=4") == method("qsgd:bits=4")
+        True
+    """
+    with from_file():
+        return method(text)
 
 
 def suggest(compressor: Compressor) -> str:
@@ -238,7 +254,7 @@ def _list_changes(layer: Layer) -> Knobs:
 
 
 def _reads(text: str, method: Method[Any]) -> bool:
-    """Whether this string makes this method."""
+    """True if this string makes this method."""
     try:
         name, knobs = parse(text)
         return build(recipe(name), knobs) == method

@@ -20,7 +20,7 @@ VARIABLE = "GRACE_PLANS"
 
 
 def plans_wanted() -> bool:
-    """Whether tensors are exchanged in batches: unless the environment variable GRACE_PLANS is 0.
+    """True if tensors are exchanged in batches: unless the environment variable GRACE_PLANS is 0.
 
     Raises:
         ConfigurationError: it is neither 0 nor 1.

@@ -222,7 +222,7 @@ class Checkpoint:
                 total[name] = total[name] + x / self._workers if name in total else x / self._workers
         for group in session.groups:  # the same on all ranks, even those that have none to read
             like = group.like(session.like)
-            zeros = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32))
+            zeros = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device="cpu")
             total.setdefault(group.name, zeros if like.is_meta else zeros.to(like.device))
         return {group.name: total[group.name] for group in session.groups}
 
@@ -277,7 +277,7 @@ def _average(x: Tensor) -> Exchange[Tensor]:
 def _gather(mine: bytes, rank: int, world: int, device: torch.device) -> Exchange[dict[str, bytes]]:
     """Each worker's bytes on rank 0, and its own on the others; one worker's after another's, so that they need no room."""
     flat = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
-    sizes = yield AllGather(torch.tensor([flat.numel()], device=device))  # [W, 1]
+    sizes = yield AllGather(torch.tensor([flat.numel()], device=device, dtype=torch.int64))  # [W, 1]
     out = {}
     for root, size in enumerate(sizes.view(-1).tolist()):
         theirs = yield Broadcast(flat if root == rank else torch.empty(size, dtype=torch.uint8, device=device), root)

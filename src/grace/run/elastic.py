@@ -104,7 +104,9 @@ class Elastic:
         session, worker, kept = self.session, self.session.worker, None
         with session.turn():
             if part is not None:
-                count = int(session.run(_sum(torch.tensor([float(part)])), counted=True))
+                count = int(
+                    session.run(_sum(torch.tensor([float(part)], dtype=torch.float32, device="cpu")), counted=True)
+                )
                 if not count:
                     raise InputError("no worker takes part in this step; at least one must")
                 if part:
@@ -252,15 +254,19 @@ def _sum(x: Tensor) -> Exchange[Tensor]:
 
 
 def _most(flag: bool) -> Exchange[Tensor]:
-    return (yield AllReduce(torch.tensor([flag], dtype=torch.uint8), "max"))
+    return (yield AllReduce(torch.tensor([flag], dtype=torch.uint8, device="cpu"), "max"))
 
 
 def _spread(worker: Any, source: int, me: int) -> Exchange[bytes]:
     """What is the same on all workers, from one of those who have it."""
-    mine = b""
+    message = b""
     if me == source:
         state = worker.state
-        mine = pack({"step": state.step, "seed": state.seed, "shared": state.shared_parts()})
-    size = yield Broadcast(torch.tensor([len(mine)]), source)
-    room = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(int(size), dtype=torch.uint8)
+        message = pack({"step": state.step, "seed": state.seed, "shared": state.shared_parts()})
+    size = yield Broadcast(torch.tensor([len(message)], dtype=torch.int64, device="cpu"), source)
+    room = (
+        torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message
+        else torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    )
     return bytes((yield Broadcast(room, source)).numpy().tobytes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,14 @@ from grace.registry import spell
 from grace.run.groups import Group, regroup
 from grace.run.options import Options
 from grace.run.saved import WorkerState, check_form
+from grace.run.stats import Stats
 from grace.run.worker import Worker
 from grace.transports.agreement import compare_loads
 from grace.transports.base import Transport
 
 
 class Keeping:
-    """What :class:`grace.run.session.Session` saves and loads. To derive from."""
+    """What :class:`grace.run.session.Session` saves and loads, and what it undoes. To derive from."""
 
     like: dict[str, Tensor]
     groups: Sequence[Group]
@@ -28,7 +29,27 @@ class Keeping:
     worker: Worker
     rank: int
     world: int
+    stats: Stats
+    group_of: Mapping[str, Group]
     _transport: Transport
+
+    def settle(self, dropped: Collection[str] = (), waiting: Collection[str] = ()) -> None:
+        """Says, before anything else is exchanged, what became of the means that were handed out: all ranks say the same. It
+        is for whoever has called ``worker.keep_unapplied()``.
+
+        Args:
+            dropped: tensors whose means nobody has applied, nor will: what their exchanges changed is undone. A group that is
+                exchanged as one is dropped if all its members are.
+            waiting: those whose means are still to be applied, or to be dropped. All others' were applied.
+        """
+        if not self.worker.unapplied:
+            return
+        waits = {group.name for name in waiting if (group := self.group_of.get(name)) is not None}
+        drops = {group.name for name in dropped if (group := self.group_of.get(name)) is not None} - waits
+        if drops and len(self.group_of) > len(self.groups):
+            gone = set(dropped)
+            drops = {group.name for group in self.groups if group.name in drops and gone.issuperset(group.members)}
+        self.stats.dropped += self.worker.settle(drops, waits)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
@@ -95,7 +116,9 @@ class Keeping:
 
     def group_tensors(self) -> dict[str, Tensor]:
         """A tensor like each group's; on the CPU where the device is unknown."""
-        like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
+        like = {
+            name: torch.empty(x.shape, dtype=x.dtype, device="cpu") if x.is_meta else x for name, x in self.like.items()
+        }
         return {group.name: group.like(like) for group in self.groups}
 
     def methods(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from grace.collectives import ring_bytes
 from grace.errors import ConfigurationError, DivergenceWarning, out_of_range, stack_level
 from grace.run.stats import Stats
-from grace.run.watch import WHAT_TO_DO
+from grace.run.watch import UNSURE, WHAT_TO_DO
 from grace.run.worker import Worker
 
 Sink: TypeAlias = Callable[[dict[str, float], int], Any]
@@ -52,7 +52,7 @@ class Log:
         self._errors: dict[str, float] = {}  # measured since the last line
 
     def measures(self, count: int) -> bool:
-        """Whether the errors of the ``count``-th step, from 1, are to be measured."""
+        """True if the errors of the ``count``-th step, from 1, are to be measured."""
         return self._errors_every > 0 and count % self._errors_every == 0
 
     def step(self, step: int) -> None:
@@ -115,7 +115,7 @@ class Logs:
         if worker.watch.diverging and not self._warned:
             self._warned = True
             if worker.rank == 0:
-                text = f"at step {worker.step} {WHAT_TO_DO}"
+                text = f"at step {worker.step} {UNSURE if worker.unsure else WHAT_TO_DO}"
                 warnings.warn(text, DivergenceWarning, stacklevel=stack_level())
 
     def _look_ahead(self) -> None:

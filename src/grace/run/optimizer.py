@@ -1,4 +1,4 @@
-"""Whether an optimizer suits a method, which declares what it needs: see :class:`grace.contract.needs.Needs`."""
+"""True if an optimizer suits a method, which declares what it needs: see :class:`grace.contract.needs.Needs`."""
 
 from __future__ import annotations
 

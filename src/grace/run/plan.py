@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import Traffic, ring_bytes
+from grace.communicators.hierarchical import BETWEEN
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.errors import UncompressedWarning, stack_level
@@ -128,9 +129,20 @@ def plan_groups(
     return ExchangePlan(tuple(rows), peer.world, peer.step)
 
 
-def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Warns if a policy has methods that compress, and no tensor like these gets one at any step."""
+def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int) -> None:
+    """Warns if a policy has methods that compress, and no tensor like these gets one at any step, or it goes between machines
+    where all ``world`` workers are on one.
+    """
     wanted = {spell(method) for rule in policy.rules if isinstance(method := rule.method, Method)} - {"none"}
+    if world > 1 and policy.axes(world).get(BETWEEN) == 1:
+        warnings.warn(
+            f"nothing is compressed: {', '.join(sorted(wanted))} goes between machines, and all {world} workers are on one, "
+            "where gradients are averaged in full precision; on several machines it compresses. To compress here, too, leave "
+            "machine= or mesh= out",
+            UncompressedWarning,
+            stacklevel=stack_level(),
+        )
+        return
     used = {spell(method) for name, x in tensors.items() for method in policy.methods_for(name, x)}
     if wanted and used <= {"none"}:
         one = sorted(wanted)[0]

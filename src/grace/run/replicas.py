@@ -1,4 +1,4 @@
-"""Whether replicas still agree: digests of the means that were applied, compared between ranks every so many steps.
+"""True if replicas still agree: digests of the means that were applied, compared between ranks every so many steps.
 
 A bit that memory, a driver or a GPU flips on one rank, after the network has delivered it, breaks no rule of a wire: the mean
 of that rank is another number, and its model drifts from then on, without a message.
@@ -121,12 +121,14 @@ class Replicas:
         self._every = every if world > 1 and self._names else 0
         self.on_difference = on_difference
         self.difference: Difference | None = None
+        self._told = False
         self._start()
 
     def _start(self) -> None:
         self._digests: list[Tensor] = []  # of each step since the last comparison
         self._steps: list[int] = []
         self._parameters: Tensor | None = None
+        self._uncompared = 0  # steps of the optimizer
         self._begin()
 
     def _begin(self) -> None:
@@ -147,7 +149,7 @@ class Replicas:
 
     @property
     def due(self) -> bool:
-        """Whether the running step ends with a comparison."""
+        """True if the running step ends with a comparison."""
         return self._every > 0 and len(self._digests) == self._every - 1
 
     def note(self, means: Mapping[str, Tensor]) -> None:
@@ -184,6 +186,22 @@ class Replicas:
             self._steps.append(step)
             self._begin()
         return due and len(self._digests) == self._every
+
+    def count_optimizer_step(self) -> None:
+        """Notes that an optimizer has applied what there was. It compares nothing: the ranks may not all step.
+
+        Warns:
+            ReplicasWarning: more than ``every`` such steps since the last comparison, once.
+        """
+        self._uncompared += 1
+        if self._every and self._uncompared > self._every and not self._told:
+            self._told = True
+            warnings.warn(
+                f"check_replicas_every={self._every}, and the optimizer's last {self._uncompared} steps have compared "
+                f"nothing: only {len(self._digests)} of them came with an exchange of gradients. Replicas may differ",
+                ReplicasWarning,
+                stacklevel=stack_level(),
+            )
 
     def compare(self) -> Exchange[None]:
         """Compares with all ranks: one all-gather of 8 bytes for each step, and 16 for the parameters. All ranks call it.

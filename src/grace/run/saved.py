@@ -14,8 +14,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, StateError
-from grace.registry import method as make_method
-from grace.registry import spell
+from grace.registry import read_method, spell
 from grace.registry.policy import Policy
 
 VERSION = 2  # of the state
@@ -226,9 +225,11 @@ def _find_method(name: str, text: object, policy: Policy) -> Method[Any]:
     if not isinstance(text, str):
         raise StateError(f"{name!r} was saved under {text!r}, which is not the text of a method")
     try:
-        return make_method(text)
+        return read_method(text)
     except ConfigurationError as error:
-        raise StateError(f"{name!r} was saved under {text}, which is neither in the policy nor a name") from error
+        raise StateError(
+            f"{name!r} was saved under {text}, which is neither in the policy nor can be used: {error}"
+        ) from error
 
 
 def fill(name: str, fresh: Any, plain: Any) -> Any:

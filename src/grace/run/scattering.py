@@ -32,7 +32,7 @@ class Scattering(NamedTuple):
 
     @property
     def as_it_is(self) -> bool:
-        """Whether its numbers travel beside those of others, without a header of its own."""
+        """True if its numbers travel beside those of others, without a header of its own."""
         return not self.checked and self.method == NONE
 
 
@@ -62,7 +62,7 @@ def scatter_all(
 
 
 def sum_rows(rows: Tensor) -> Exchange[Tensor]:
-    """Of rows ``[W, c]`` the sum over ranks of this rank's own ``[c]``, as the network adds up: what torch does by itself."""
+    """Sums rows ``[W, c]`` over ranks to this rank's own ``[c]``, as the network adds up: what torch does by itself."""
     return (yield ReduceScatter(rows, "sum"))
 
 
@@ -80,7 +80,7 @@ def _scatter(one: Scattering) -> Exchange[list[Exchanged[Any]]]:
 
 
 def _sum(tensors: Sequence[Tensor], peer: Peer) -> Exchange[list[Tensor]]:
-    """Of each of these ``[W, c]`` the mean ``[c]`` of this rank's row, added up in the order of the ranks."""
+    """Averages each of these ``[W, c]`` to the mean ``[c]`` of this rank's row, added up in the order of the ranks."""
     for rows in tensors:
         check_rows(rows, peer)
     widths = [rows.shape[1] for rows in tensors]

@@ -17,7 +17,7 @@ from grace.communicators.hierarchical import INSIDE
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, TransportError
 from grace.flags.capturing import capturing
 from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
@@ -33,7 +33,7 @@ from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.switching import Switching
 from grace.run.worker import Worker
-from grace.transports.agreement import agree
+from grace.transports.agreement import ATTACH, agree
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.checksummed import checksummed
@@ -159,15 +159,15 @@ class Session(Switching, Keeping):
         self.groups = groups
         self.group_of = {name: group for group in groups for name in group.members}
 
-    def _agree(self, policy: Policy, seconds: float | None = None) -> None:
-        agree(fingerprint(policy, self.like, self._knobs), self._transport, seconds=seconds)
+    def _agree(self, policy: Policy, seconds: float | None = None, *, doing: tuple[str, str] = ATTACH) -> None:
+        agree(fingerprint(policy, self.like, self._knobs), self._transport, seconds=seconds, doing=doing)
         self._policy = policy
 
     def _warn_about(self, policy: Policy) -> None:
         """Warns of what was hardly intended, on all ranks alike."""
         policy.check_names(self.like.keys())
         if self.rank == 0:
-            warn_uncompressed(policy, self.like)
+            warn_uncompressed(policy, self.like, self.world)
 
     # ---- exchanges --------------------------------------------------------------------------------------------------
     def exchange(
@@ -304,7 +304,12 @@ class Session(Switching, Keeping):
         """Runs what counts."""
         if self._checked is not None:
             self._checked.step = self.worker.step
-        result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
+        try:
+            result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
+        except TransportError as error:
+            text, *more = error.args
+            error.args = (f"{text} This rank had made {self.worker.step} steps.", *more)
+            raise
         self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return result
 

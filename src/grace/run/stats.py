@@ -26,6 +26,9 @@ class Stats:
     cpu_seconds: processor time of the exchanging thread outside of collectives: codec and copies.
     collectives: how many of each kind there were, and the bytes of their buffers.
     nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator without the last step.
+    beside: of what else is exchanged for the same model, along other axes; only :attr:`ratio` counts it.
+    dropped: steps whose means, or some of them, nobody has applied: what they changed of the memories was undone. It is known
+        when the next step begins.
     """
 
     world: int
@@ -37,8 +40,10 @@ class Stats:
     exposed_seconds: float = 0.0
     cpu_seconds: float = 0.0
     nonfinite: int = 0
+    dropped: int = 0
     collectives: dict[str, Tally] = field(default_factory=dict)
     by_axis: dict[str, Traffic] = field(default_factory=dict)
+    beside: tuple[Stats, ...] = ()
     overlaps: bool = False  # whether exchanges run beside training, and the adapter says what is exposed
 
     @contextlib.contextmanager
@@ -75,9 +80,15 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """Bytes of a ring all-reduce of the gradients as they are, divided by bytes sent: how many times fewer bytes move."""
-        dense = ring_bytes(self.dense_bytes, self.world)
-        return dense / self.traffic.sent if self.traffic.sent else 1.0
+        """Bytes of a ring all-reduce of the gradients as they are, divided by bytes sent: how many times fewer bytes move. Of
+        a sharded model with several axes it is that of all together.
+        """
+        every = (self, *self.beside)
+        dense, sent = (
+            sum(ring_bytes(one.dense_bytes, one.world) for one in every),
+            sum(one.traffic.sent for one in every),
+        )
+        return dense / sent if sent else 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for logs."""
@@ -92,4 +103,5 @@ class Stats:
             "exchange_seconds_per_step": self.exchange_seconds / steps,
             "exposed_seconds_per_step": self.exposed_seconds / steps,
             "nonfinite": self.nonfinite,
+            "dropped": self.dropped,
         }

@@ -29,7 +29,7 @@ class Streams(Protocol):
         """What is submitted to the stream from now on begins when the event has happened."""
 
     def capturing(self) -> bool:
-        """Whether what this thread submits is captured into a graph, not done."""
+        """True if what this thread submits is captured into a graph, not done."""
 
 
 class CudaStreams:

@@ -16,8 +16,13 @@ from grace.run.groups import Group, form_groups, regroup
 from grace.run.options import Options
 from grace.run.plan import ExchangePlan, plan_groups
 from grace.run.worker import Worker
-from grace.transports.agreement import agree
+from grace.transports.agreement import ATTACH, agree
 from grace.transports.base import Transport
+
+_SWITCH = (
+    "switch the method",
+    "did not switch in this step: all ranks switch, in the same step, each with handle.switch(...)",
+)
 
 
 class Switching(abc.ABC):
@@ -38,7 +43,7 @@ class Switching(abc.ABC):
     def _sort_into(self, groups: Sequence[Group]) -> None: ...
 
     @abc.abstractmethod
-    def _agree(self, policy: Policy) -> None: ...
+    def _agree(self, policy: Policy, seconds: float | None = None, *, doing: tuple[str, str] = ATTACH) -> None: ...
 
     @abc.abstractmethod
     def _warn_about(self, policy: Policy) -> None: ...
@@ -65,7 +70,7 @@ class Switching(abc.ABC):
         policy = self.options.read(method)
         groups, group_policy = form_groups(self.like, policy, self.options)
         self._check_axes(policy)
-        self._agree(policy)
+        self._agree(policy, doing=_SWITCH)
         self._warn_about(policy)
         if groups == self.groups:
             self.worker.switch(group_policy)
@@ -102,6 +107,7 @@ class Switching(abc.ABC):
         agree(
             {"choices": str(len(policies)), "choice that is used first": str(first), **texts, **(also or {})},
             self._transport,
+            doing=_SWITCH,
         )
         self.worker.offer(policies)
         self.worker.use(first)
@@ -135,5 +141,5 @@ class Switching(abc.ABC):
             FingerprintMismatch: the ranks change to different values. They go on as before then.
         """
         self._check_open()
-        agree({name: repr(value) for name, value in knobs.items()}, self._transport)
+        agree({name: repr(value) for name, value in knobs.items()}, self._transport, doing=_SWITCH)
         self._knobs.update(knobs)

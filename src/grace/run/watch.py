@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -26,6 +27,13 @@ WHAT_TO_DO = (
     "what memories hold back and the gradients keep growing: this training drifts apart. Error feedback applies late what "
     "it holds back, which the optimizer's momentum multiplies. Use a lower learning rate, a larger ratio or rank, less "
     "momentum, or start=N, which compresses from step N on"
+)
+
+UNSURE = (
+    "what memories hold back and the gradients keep growing: this training drifts apart. Gradients that are dropped may be "
+    "why: memories count them as applied here, since no torch.optim.Optimizer is known that holds the parameters. Give "
+    "optimizer=; or exchange no gradient that you drop: requires_grad_(False) or no_sync() for another network's pass, "
+    "torch.autograd.grad for an attack"
 )
 
 
@@ -47,7 +55,7 @@ class DebtWatch:
         self._grown = 0  # windows in a row that say so
 
     def wants(self, name: str) -> bool:
-        """Whether :meth:`see` would do anything with this tensor."""
+        """True if :meth:`see` would do anything with this tensor."""
         return self._watched is None or name in self._watched
 
     def see(self, name: str, debt: Tensor, gradient: Tensor) -> None:
@@ -68,6 +76,11 @@ class DebtWatch:
         if gradient > 0 and math.isfinite(debt + gradient):
             self.add(math.sqrt(debt), math.sqrt(gradient))
         self._squares = [0.0, 0.0]
+
+    def forget_step(self, dropped: Iterable[str]) -> None:
+        """The last step counts for nothing if the means of a tensor that is looked at were dropped."""
+        if self._looks and self._watched and not self._watched.isdisjoint(dropped):
+            self._looks.pop()
 
     def add(self, debt: float, gradient: float) -> None:
         """One look: the norms of what is owed and of the gradient."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, out_of_range
 from grace.flags.capturing import capturing
 from grace.flags.finite import all_on_host, on_host
+from grace.memories.turns import part
 from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
 from grace.run.captures import Captures, check_capture
@@ -31,6 +32,7 @@ from grace.run.options import DEFAULTS, Options
 from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.saved import WorkerState
 from grace.run.scattering import Scattering, scatter_all
+from grace.run.unapplied import Unapplied, tensors_of
 from grace.run.watch import DebtWatch
 
 
@@ -49,6 +51,8 @@ class Worker:
     tensor is then in ``distortions``, and the time that took in ``aside_seconds``.
     ``holds``: whether what exchanges make of the states counts only after :meth:`commit`, so that all since the last one can
     be undone by :meth:`abandon`; this takes the room of the memories once more.
+    ``undoes``: whether whoever has the means says by :meth:`settle` what became of them, so that exchanges that nobody applied
+    can be undone; this takes the room of the memories once more, too, together with ``holds`` twice more at most.
     """
 
     def __init__(
@@ -86,8 +90,11 @@ class Worker:
         self._given: list[Any] = []
         self._used: list[Any] = []
         self.watch = DebtWatch()
-        self.holds = False
-        self._before: tuple[dict[str, tuple[Method[Any], Any]], Debts] | None = None
+        self.holds = self.undoes = False
+        self._before: tuple[dict[str, tuple[Method[Any], Any]], Debts, Unapplied] | None = None
+        self._unapplied = Unapplied()
+        self._ask: Callable[[], object] = lambda: None
+        self.unsure = False  # whether means count as applied of which nobody can tell
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
@@ -124,14 +131,19 @@ class Worker:
                     "a session that changes between choices parks memories, and a step that may be undone cannot: use "
                     "switch(...) between steps instead of offer(...) and use(...)"
                 )
-            self._before = dict(self._states), self._owed.copy()
+            self._before = dict(self._states), self._owed.copy(), self._unapplied.copy()
             self.workspace.holds = True
+        undoes = self.undoes and not captured
         watch = self.watch if all_on_host(tensors.values()) else None
         owed, ready = self._owed, self._ready
         for name, x in tensors.items():
             method, state = ready(name, x)
             if captured:
                 check_capture(name, method, x, self.peer(name), name in owed or self.holds or self.measures)
+            if undoes and self._unapplied.note(name, self._states[name], owed) == 2:
+                part(name, self.workspace)
+            if self._before is not None and self._before[0].get(name) is not self._states[name]:
+                part(name, self.workspace)
             if owed.left:
                 owed.join(name, x)
             if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
@@ -196,6 +208,7 @@ class Worker:
         if held is None or held[0] is not method:
             if held is None or held[0] != method:
                 check_tensor(name, x)
+                self._unapplied.apply(name)
                 if held is not None:
                     self._leave(name, *held)
                 parked = self._parked.take(name, method)
@@ -209,7 +222,7 @@ class Worker:
         return held
 
     def owes_nothing(self, like: Mapping[str, Tensor]) -> bool:
-        """Whether these tensors may be summed up without this worker: their methods, which compress nothing, have taken over
+        """True if these tensors may be summed up without this worker: their methods, which compress nothing, have taken over
         from others, and nothing is owed to them. ``like``: by name, tensors of their shapes, on the meta device too.
         """
         for name, x in like.items():
@@ -225,6 +238,7 @@ class Worker:
 
     def _take_over(self, name: str, method: Method[Any], state: Any) -> None:
         """What other methods have parked goes into this one's memory; where it has none, into the next gradients."""
+        self._unapplied.apply(name)
         for other, left in self._parked.take_all(name):
             debt = other.owed(left)
             if debt is None:
@@ -235,6 +249,11 @@ class Worker:
             else:
                 self._owed.add(name, debt)
                 self._owed.instalments[name] = INSTALMENTS
+
+    @property
+    def unapplied(self) -> bool:
+        """True if there are means of which :meth:`settle` has not heard yet what became of them."""
+        return bool(self._unapplied)
 
     @property
     def nonfinite_seen(self) -> int:
@@ -254,6 +273,7 @@ class Worker:
         if capturing():
             self._captures.end(self._findings.pending, self.workspace, self._layouts)
             self.workspace, self._layouts = Workspace(), Layouts()
+            self.workspace.holds = self.undoes
             self._lent = Lent(workspace=self.workspace)
             return
         self.watch.end_step()
@@ -291,6 +311,7 @@ class Worker:
         """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
         stays, and what others have parked is owed in instalments.
         """
+        self._ask()
         self._wait_for_pending()
         if not self._parked:
             return WorkerState(self.step, self.seed, self._states, self._owed.left, self._owed.instalments)
@@ -323,6 +344,7 @@ class Worker:
         self._owed = Debts(state.owed, state.instalments)
         self._parked, self._settling = Parked(), set()
         self._findings.forget()
+        self._unapplied.clear()
 
     def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
         """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""
@@ -369,24 +391,62 @@ class Worker:
 
     def take_debts(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
+        self._ask()
         self._wait_for_pending()
         held = ((name, *one) for name, one in self._states.items())
         for name, method, state in (*held, *self._parked.all()):
             self._owed.add(name, method.owed(state))
         owed, self._owed, self._states = self._owed.left, Debts(), {}
         self._parked, self._settling = Parked(), set()
+        self._unapplied.clear()
         return owed
 
-    # ---- steps that may fail ----------------------------------------------------------------------------------------
+    # ---- exchanges that are undone ----------------------------------------------------------------------------------
+    def keep_unapplied(self, ask: Callable[[], object] = lambda: None) -> None:
+        """From now on :meth:`settle` is called before each step, and by ``ask()``, before states are read between steps."""
+        self.undoes = self.workspace.holds = True
+        self._ask = ask
+
+    def settle(self, dropped: Collection[str] = (), waiting: Collection[str] = ()) -> int:
+        """Where the worker ``undoes``, says before the next exchange what became of the means so far. All ranks say the same.
+
+        Args:
+            dropped: tensors whose means nobody has applied, nor will: their states are as before.
+            waiting: those whose means are still to be applied. All others' were.
+
+        Returns:
+            How many exchanges were undone, in part or whole.
+        """
+        if not self._unapplied:
+            return 0
+        undone, back = 0, [name for name in dropped if name in self._unapplied]
+        if back:
+            if self._unapplied.paid(back):
+                self._wait_for_pending()
+            undone = self._unapplied.drop(back, self._states, self._owed)
+            self.watch.forget_step(back)
+        self._unapplied.keep(waiting)
+        self._release(back)
+        return undone
+
+    def _release(self, back: Collection[str] = ()) -> None:
+        """Frees what states had before, but not what may still be put back, or was."""
+        kept = [x for name in back for x in tensors_of(self._states[name][1])]
+        if self._before is not None:
+            kept += [x for _, state in self._before[0].values() for x in tensors_of(state)]
+        self.workspace.release([*kept, *self._unapplied.tensors()])
+
     def commit(self) -> None:
         """What was exchanged counts."""
-        self._before, self.workspace.holds = None, False
+        self._before, self.workspace.holds = None, self.undoes
         self.workspace.reset()
+        if self.undoes:
+            self._release()
 
     def abandon(self) -> None:
         """States are as they were at the last :meth:`commit`."""
         if self._before is not None:
-            self._states, self._owed = self._before
+            self._states, self._owed, self._unapplied = self._before
             self._findings.forget()
             self.workspace.forget()
             self.commit()

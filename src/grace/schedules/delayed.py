@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, ReduceScatter, Traffic, cost
 from grace.contract.facts import Facts
-from grace.contract.knobs import Steps, as_call, check_knobs
+from grace.contract.knobs import Steps, as_call, check_knobs, name_owner
 from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere, refuse_unpromised
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer, Peers
@@ -143,3 +143,6 @@ class Delayed(Method[Any]):
 
     def owed(self, state: Any) -> Tensor | None:
         return self.method.owed(state)
+
+
+name_owner(Delayed, "a method")

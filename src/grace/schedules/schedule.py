@@ -85,7 +85,7 @@ class Schedule:
 
     @staticmethod
     def is_one(text: object) -> bool:
-        """Whether this is a schedule, or a string that is meant as one."""
+        """True if this is a schedule, or a string that is meant as one."""
         return isinstance(text, Schedule) or (isinstance(text, str) and _CALL.fullmatch(text.strip()) is not None)
 
     @classmethod
@@ -103,7 +103,7 @@ class Schedule:
 
     @property
     def whole(self) -> bool:
-        """Whether all values are whole numbers."""
+        """True if all values are whole numbers."""
         return all(isinstance(value, int) for _, value in self.points)
 
     def at(self, step: int, steps_per_epoch: int | None = None) -> float:

@@ -56,7 +56,7 @@ class Scheduled(Method[Any]):
 
     def __post_init__(self) -> None:
         for shape in _SAMPLES:
-            self._states(torch.zeros(shape))
+            self._states(torch.zeros(shape, dtype=torch.float32, device="cpu"))
 
     def __repr__(self) -> str:
         return f"method({str(self)!r})"

@@ -144,7 +144,7 @@ class Gradients(BaseHandle):
 
     @property
     def chooses(self) -> bool:
-        """Whether the method is, or was, chosen by ``auto``."""
+        """True if the method is, or was, chosen by ``auto``."""
         return self._handover.chooses
 
     def explain(self) -> Explanation | Adapted:

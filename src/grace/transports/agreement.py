@@ -11,8 +11,19 @@ from grace.transports.base import Transport
 SECONDS = 45.0  # how long the slowest rank may take
 
 
-def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: float | None = None) -> None:
+ATTACH = "attach Grace", "attach another number of models"
+
+
+def agree(
+    fingerprint: Mapping[str, str],
+    transport: Transport,
+    *,
+    seconds: float | None = None,
+    doing: tuple[str, str] = ATTACH,
+) -> None:
     """Compares ``fingerprint`` with those of the other ranks of the transport, all of which must call this.
+
+    doing: what all ranks do here, and what else those may do that do not come: for the error.
 
     Raises:
         FingerprintMismatch: on every rank, if two differ (the message says how), or if a rank did not come in time.
@@ -24,8 +35,7 @@ def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: floa
     except AbsentError as error:
         who = f"ranks {error.ranks}" if error.ranks else "some ranks"
         raise FingerprintMismatch(
-            f"{who} did not attach Grace within {limit:.0f} s of rank {transport.rank}: they failed earlier, or attach "
-            "another number of models"
+            f"{who} did not {doing[0]} within {limit:.0f} s of rank {transport.rank}: they failed earlier, or {doing[1]}"
         ) from error
     if text := describe_differences({rank: json.loads(told) for rank, told in enumerate(texts)}):
         raise FingerprintMismatch(f"ranks are configured differently. {text}")

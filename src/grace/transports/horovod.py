@@ -130,7 +130,7 @@ class HorovodTransport:
             return
         self._closed = True
         if self._store is not None:
-            why = f"{type(error).__name__}: {error}" if error else "it has ended without an error"
+            why = f"{type(error).__name__}: {error}" if error else "it has ended without an error, after fewer steps"
             with contextlib.suppress(RuntimeError):  # the store has gone with its keeper
                 self._store.set(f"{self._prefix}/{self.rank}", f"{self._begun}:{why}")
                 self._store.add(f"{self._prefix}/left", 1)
@@ -211,7 +211,9 @@ class HorovodTransport:
     def _all_to_all(self, buf: Tensor) -> Tensor:
         if not buf.numel():
             return buf.clone()
-        splits = torch.full((self.world,), buf.numel() * buf.element_size() // self.world, dtype=torch.int32)
+        splits = torch.full(
+            (self.world,), buf.numel() * buf.element_size() // self.world, dtype=torch.int32, device="cpu"
+        )
         return self._send("alltoall", _bytes(buf), splits).view(buf.dtype).view(buf.shape)
 
     def _permute(self, op: Permute, buf: Tensor) -> Tensor:
@@ -219,7 +221,7 @@ class HorovodTransport:
         out = torch.zeros_like(buf)
         if not (buf.numel() and op.pairs):
             return out
-        raw, splits = _bytes(buf), torch.zeros(self.world, dtype=torch.int32)
+        raw, splits = _bytes(buf), torch.zeros(self.world, dtype=torch.int32, device="cpu")
         for source, destination in op.pairs:
             if source == self.rank:
                 splits[destination] = raw.numel()
@@ -241,7 +243,7 @@ class _Meeting:
     """The store of the ranks of a process set: rank 0 keeps it, and Horovod carries its address."""
 
     def __init__(self) -> None:
-        self._address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+        self._address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
         self._handle: int | None = None
         self._kept: dist.Store | None = None  # by rank 0
         self._store: dist.Store | None = None
@@ -262,7 +264,9 @@ class _Meeting:
 
         def share(text: str) -> str:
             if self._handle is None:
-                self._address[:] = torch.tensor(list(text.encode().ljust(_ADDRESS_BYTES)), dtype=torch.uint8)
+                self._address[:] = torch.tensor(
+                    list(text.encode().ljust(_ADDRESS_BYTES)), dtype=torch.uint8, device="cpu"
+                )
                 options = {"name": f"grace.{transport._place}.address", **transport._options}
                 self._handle = transport._hvd.broadcast_async_(self._address, transport._ranks[0], **options)
             if transport.rank:

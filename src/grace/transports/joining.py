@@ -25,6 +25,7 @@ from grace.transports.segment import Segment, find_problem, make_memory
 
 MOST = 200  # ranks: one message carries a descriptor for each
 _SECONDS = 10.0  # for what takes a moment on one machine
+_BACKLOG = 4096  # connections that wait: names of sockets are for all to read, and strangers may come in numbers
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/net"
 
 
@@ -79,7 +80,7 @@ def join(line: Transport, ranks: Sequence[int], slot: int, seconds: float, patie
             if line.rank == 0:
                 listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 listener.bind(_address(nonce))
-                listener.listen(line.world)
+                listener.listen(_BACKLOG)
         text = json.dumps({"problem": problem, "place": place, "nonce": nonce.hex(), "slot": slot})
         everyone = [json.loads(text) for text in line.all_gather_text(text, seconds=seconds)]
         if (problem := _compare(everyone, ranks)) is not None:
@@ -127,10 +128,13 @@ def _hand_out(listener: socket.socket, world: int, slot: int, nonce: bytes) -> l
         others: list[socket.socket] = []
         while len(others) < world - 1:
             listener.settimeout(max(until - time.monotonic(), 1e-3))
-            other = stack.enter_context(listener.accept()[0])
+            other = listener.accept()[0]
             if _user_of(other) != os.getuid():
-                continue  # names of sockets are for all to read
-            other.settimeout(_SECONDS)
+                other.close()  # at once: nothing is read of it, and nothing kept
+                if time.monotonic() > until:
+                    raise TimeoutError("other users' connections left no time for the ranks")
+                continue
+            stack.enter_context(other).settimeout(_SECONDS)
             message, descriptors = _take(other, 1)
             place = int.from_bytes(message, "little")
             if len(descriptors) != 1 or not 0 < place < world or processes[place] >= 0:
@@ -150,7 +154,7 @@ def _receive(rank: int, nonce: bytes) -> list[int]:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
             host.settimeout(_SECONDS)
-            host.connect(_address(nonce))
+            _connect(host, _address(nonce))
             if _user_of(host) != os.getuid():
                 raise ValueError("the memory is another user's")
             socket.send_fds(host, [rank.to_bytes(4, "little")], [process])
@@ -161,6 +165,18 @@ def _receive(rank: int, nonce: bytes) -> list[int]:
             return descriptors
     finally:
         os.close(process)
+
+
+def _connect(host: socket.socket, address: str) -> None:
+    """Connects, also where so many wait already that the system refuses more for the moment."""
+    until = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return host.connect(address)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.001)
 
 
 def _take(other: socket.socket, most: int) -> tuple[bytes, list[int]]:

@@ -88,7 +88,7 @@ class Line:
         self._abandoned.append(kept)
 
     def _poll(self, done: Callable[[], bool], what: str, deadline: float) -> bool:
-        """Whether ``done()`` became true by the deadline."""
+        """True if ``done()`` became true by the deadline."""
         pace = Pace()
         while True:
             with _turn:
@@ -216,4 +216,4 @@ class Line:
 def _describe(error: BaseException | None) -> str:
     """Why a rank leaves: its error, or the one that ends its process."""
     error = error or getattr(sys, "last_value", None)
-    return "it has ended without an error" if error is None else f"{type(error).__name__}: {error}"
+    return "it has ended without an error, after fewer steps" if error is None else f"{type(error).__name__}: {error}"

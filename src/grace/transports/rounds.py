@@ -19,14 +19,17 @@ class Rounds:
 
     Args:
         store: one that all of them reach and that none of them keeps: a ``TCPStore`` of the launcher, or a ``FileStore``.
-        least: with fewer no round begins, >= 1. More than half of ``most`` keeps the halves of a split network from going on
-            apart.
+        least: with fewer no round begins, more than half of ``most``: else the halves of a split network would go on apart,
+            each with a model of its own.
         most: a round begins at once when so many are there; others wait for the next one.
         patience: seconds after the last one came before a round begins with fewer. Who is silent for four times as long, and
             two seconds, has died.
         seconds: how long to wait for a round to begin.
         timeout: of a round's process group, in seconds: so long do the others wait if one dies while connections are made.
         backend: of the process group.
+
+    Raises:
+        ConfigurationError: ``least`` is not more than half of ``most``.
 
     Each round has a default process group of its own: whatever else used the one before it must begin anew.
     """
@@ -44,6 +47,11 @@ class Rounds:
     ):
         if not 1 <= least <= most:
             raise ConfigurationError(f"least={least}, most={most}: legal: 1 <= least <= most")
+        if 2 * least <= most:
+            raise ConfigurationError(
+                f"least={least}, most={most}: if the network splits, two rounds of {least} could begin, and train on apart, "
+                f"each with a model of its own; legal: least > most / 2, here {most // 2 + 1} or more"
+            )
         self._store = dist.PrefixStore("grace/rounds", store)
         self._least, self._most, self._patience, self._seconds = least, most, patience, seconds
         self._timeout = datetime.timedelta(seconds=timeout)
@@ -73,7 +81,7 @@ class Rounds:
         raise AbsentError([], f"no round began within {self._seconds:.0f} s with {self._least} workers or more")
 
     def waiting(self) -> bool:
-        """Whether someone waits for the next round."""
+        """True if someone waits for the next round."""
         return self._number is not None and int(self._store.add(f"{self._number + 1}/came", 0)) > 0
 
     def _begin(self, deadline: float) -> int | None:
@@ -107,7 +115,7 @@ class Rounds:
         return int(self._store.get(begins))
 
     def _all_here(self, count: int) -> bool:
-        """Whether all who came are still there when the round begins. All of them say the same: one that would go on alone
+        """True if all who came are still there when the round begins. All of them say the same: one that would go on alone
         waits for the others' connections in vain, and is missed in the next round meanwhile.
         """
         here, verdict, until = f"{self._number}/here", f"{self._number}/verdict", time.monotonic() + self._silence

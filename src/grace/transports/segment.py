@@ -190,7 +190,7 @@ class Segment:
         return {
             Ending.DIED: f"{who} has died",
             Ending.LATE: f"{who} did not come within {self.seconds:.0f} s",
-            Ending.LEFT: f"{who} has left",
+            Ending.LEFT: f"{who} has left, with an error or after fewer steps",
             Ending.APART: f"{who} asks for another collective",
         }[Ending(kind)]
 

@@ -64,7 +64,7 @@ def all_gather_over_store(
 
 
 def _appears(store: dist.Store, key: str, deadline: float) -> bool:
-    """Whether the key appears by the deadline."""
+    """True if the key appears by the deadline."""
     left = deadline - time.monotonic()
     if left <= 0.001:
         return bool(store.check([key]))

@@ -220,8 +220,8 @@ class TorchDistributed:
             return self._run(op, group)
         except (RuntimeError, ValueError) as error:  # no narrower class; ValueError: a destroyed group
             raise TransportError(
-                f"rank {self.rank} of {self.world}: {signature(op)} failed. A worker has died, left, or did not answer "
-                f"within the process group's time-out. The backend says: {error}"
+                f"rank {self.rank} of {self.world}: {signature(op)} failed. A worker has died, or has left because it made "
+                f"fewer steps than this one, or did not answer within the process group's time-out. The backend says: {error}"
             ) from error
 
     def _run(self, op: Collective, group: dist.ProcessGroup) -> Tensor:

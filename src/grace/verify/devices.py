@@ -1,4 +1,4 @@
-"""Whether a method does on a device what it does on the CPU in plain torch: the same means and memories, to the bit.
+"""True if a method does on a device what it does on the CPU in plain torch: the same means and memories, to the bit.
 
 Ranks on both agree then. Methods whose own parts are torch operations, such as singular vectors or sums without an order, do
 so to rounding only.

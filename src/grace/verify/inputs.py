@@ -12,7 +12,9 @@ Make = Callable[[int], Tensor]
 
 def normal(*shape: int, seed: int = 0) -> Make:
     """Gaussian numbers, from a generator of their own."""
-    return lambda rank: torch.randn(shape, generator=torch.Generator().manual_seed(1000 * seed + rank))
+    return lambda rank: torch.randn(
+        shape, generator=torch.Generator().manual_seed(1000 * seed + rank), dtype=torch.float32, device="cpu"
+    )
 
 
 def heavy(*shape: int) -> Make:
@@ -21,25 +23,27 @@ def heavy(*shape: int) -> Make:
 
 
 def _ties(rank: int) -> Tensor:
-    return torch.tensor([1.0, -1.0, 1.0, 0.0, -1.0, 2.0]).repeat(7).view(6, 7) * (1 if rank % 2 else -1)
+    return torch.tensor([1.0, -1.0, 1.0, 0.0, -1.0, 2.0], dtype=torch.float32, device="cpu").repeat(7).view(6, 7) * (
+        1 if rank % 2 else -1
+    )
 
 
 UGLY: dict[str, Make] = {
     "normal": normal(13, 7),
     "heavy": heavy(8, 9),
-    "zeros": lambda rank: torch.zeros(5, 3),
+    "zeros": lambda rank: torch.zeros(5, 3, dtype=torch.float32, device="cpu"),
     "zeros on some": lambda rank: normal(5, 3)(rank) * (rank % 2),
-    "one element": lambda rank: torch.full((1,), 1.5 - rank),
-    "1x1": lambda rank: torch.full((1, 1), -0.25 * rank),
-    "0-d": lambda rank: torch.tensor(0.5 + rank),
-    "empty": lambda rank: torch.empty(0),
-    "empty matrix": lambda rank: torch.empty(3, 0),
-    "equal": lambda rank: torch.full((5, 4), -0.7 * (rank + 1)),
+    "one element": lambda rank: torch.full((1,), 1.5 - rank, dtype=torch.float32, device="cpu"),
+    "1x1": lambda rank: torch.full((1, 1), -0.25 * rank, dtype=torch.float32, device="cpu"),
+    "0-d": lambda rank: torch.tensor(0.5 + rank, dtype=torch.float32, device="cpu"),
+    "empty": lambda rank: torch.empty(0, dtype=torch.float32, device="cpu"),
+    "empty matrix": lambda rank: torch.empty(3, 0, dtype=torch.float32, device="cpu"),
+    "equal": lambda rank: torch.full((5, 4), -0.7 * (rank + 1), dtype=torch.float32, device="cpu"),
     "negative": lambda rank: -normal(6, 4)(rank).abs() - 0.1,
     "ties": _ties,
-    "one hot": lambda rank: torch.eye(41)[7 + rank] * -3,
+    "one hot": lambda rank: torch.eye(41, dtype=torch.float32, device="cpu")[7 + rank] * -3,
     "denormal": lambda rank: normal(11, 3)(rank) * 2.0**-140,
-    "tiny and huge": lambda rank: normal(40)(rank) * torch.logspace(-30, 30, 40),
+    "tiny and huge": lambda rank: normal(40)(rank) * torch.logspace(-30, 30, 40, dtype=torch.float32, device="cpu"),
     "odd size": normal(127),
     "non-contiguous": lambda rank: normal(9, 14)(rank).t()[::2],
     "channels last": lambda rank: normal(2, 3, 4, 5)(rank).to(memory_format=torch.channels_last),

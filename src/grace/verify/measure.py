@@ -38,7 +38,13 @@ def bias_p_value(outs: Tensor, truth: Tensor) -> float:
     x = truth.double().flatten()
     errors = outs.double().flatten(1) - x  # [R, n]
     draws, n = errors.shape
-    signs = torch.randint(0, 2, (_DIRECTIONS, n), generator=torch.Generator().manual_seed(17)).double() * 2 - 1
+    signs = (
+        torch.randint(
+            0, 2, (_DIRECTIONS, n), generator=torch.Generator().manual_seed(17), dtype=torch.int64, device="cpu"
+        ).double()
+        * 2
+        - 1
+    )
     large = torch.where(x.abs() >= x.abs().median(), x.sign(), 0.0)
     directions = torch.stack([x, x.sign(), large, torch.ones_like(x), *signs])  # [D, n]
     directions /= directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -65,7 +71,7 @@ class Speed:
 def speed(method: Method[Any], numbers: int) -> Speed:
     """How long a step takes on this machine, without a network. Reported, never judged."""
     side = math.isqrt(numbers)
-    x = torch.randn(side, side, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(side, side, generator=torch.Generator().manual_seed(3), dtype=torch.float32, device="cpu")
     other = torch.ones_like(x)
     add = _seconds(lambda: x.clone(), lambda y: y.add_(other), least=5)
     compressor = find_compressor(method)

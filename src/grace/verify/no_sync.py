@@ -47,7 +47,7 @@ class Unread(TorchFunctionMode):
 
 
 def _is_copied(x: Tensor, index: Any) -> bool:
-    """Whether a number that is put there becomes a tensor on the host first, which is copied, instead of filling a part."""
+    """True if a number that is put there becomes a tensor on the host first, which is copied, instead of filling a part."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, Tensor | list) for part in parts) or x[index].dim() == 0
 
@@ -87,7 +87,7 @@ def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) ->
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two states are equal, where a number of one may be a 0-d tensor of the other."""
+    """True if two states are equal, where a number of one may be a 0-d tensor of the other."""
     if isinstance(a, tuple):
         return isinstance(b, tuple) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, Tensor):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import grace
 from grace.contract.knobs import as_call
 from grace.errors import ConfigurationError
 from grace.verify import measure
+from grace.verify.causes import is_cause, put_causes_first
 from grace.verify.laws import (
     agreeing,
     bias,
@@ -32,17 +33,19 @@ from grace.verify.laws import (
     nonfinite,
     randomness,
     recovery,
+    rows,
     saving,
     wires,
 )
 from grace.verify.laws.error_bounds import spell_claims
 from grace.verify.outcome import NORMAL, Finding, Held, Profile
-from grace.verify.subject import Subject, subject
+from grace.verify.subject import Subject, compose, subject
 from grace.verify.trials import SHAPE
 
 Check = Callable[[Subject, Profile], Held]
 CHECKS: dict[str, Check] = {
     "agreement": agreeing.check,
+    "rows": rows.check,
     "conservation": conserving.check,
     "nothing lost": losing_nothing.check,
     "unbiased": bias.check,
@@ -61,38 +64,53 @@ CHECKS: dict[str, Check] = {
     "edge inputs": edge_inputs.check,
     "speed": measure.check,
 }
+OF_A_COMPRESSOR = ("rows", "payload", "error bound", "exact recovery", "speed")  # whatever it is composed with
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings on one method."""
+    """All findings on one method.
+
+    wrapped: what was put around a bare compressor. composed: over which other communicators the laws were tried, too.
+    """
 
     method: str
     recipe: str
     wrapped: str
+    composed: tuple[str, ...]
     profile: str
     findings: tuple[Finding, ...]
     seconds: float
 
     @property
     def holds(self) -> bool:
-        """Whether no law is broken."""
+        """True if no law is broken."""
         return not self.broken
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The names of the broken laws."""
-        return tuple(finding.law for finding in self.findings if finding.verdict == "broken")
+        """The names of the broken laws, the likely causes first."""
+        return put_causes_first([finding.law for finding in self.findings if finding.verdict == "broken"])
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The broken laws that rest on no other broken one: what to mend first."""
+        return tuple(law for law in self.broken if is_cause(law, self.broken))
+
+    def spell_broken(self) -> str:
+        """The broken laws in words, what to mend first before what is likely broken for that reason."""
+        rest = ", ".join(self.broken[len(self.causes) :])
+        return ", ".join(self.causes) + (f"; likely for that reason also {rest}" if rest else "")
 
     def document(self) -> dict[str, Any]:
         """The report as plain containers."""
-        return {"holds": self.holds, "broken": list(self.broken), **asdict(self)}
+        return {"holds": self.holds, "broken": list(self.broken), "causes": list(self.causes), **asdict(self)}
 
 
 def verify(
     method: object, profile: Profile = NORMAL, on_law: Callable[[int, int, str], None] = lambda done, all_, law: None
 ) -> Report:
-    """Runs every law on a method.
+    """Runs every law on a method, and on the same compressor over every other communicator that takes it.
 
     Args:
         method: a method, the string that makes it, a compressor, a class of either that needs no arguments, or a
@@ -111,13 +129,14 @@ def verify(
     if not __debug__:
         raise ConfigurationError("the laws are assertions, which python -O removes; run python without it")
     examined = subject(method)
+    others = compose(examined, profile)
     start = time.perf_counter()
     findings = []
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         for done, (name, check) in enumerate(CHECKS.items()):
             on_law(done, len(CHECKS), name)
-            findings.append(_finding(name, check, examined, profile))
+            findings.append(_look(name, check, examined, others, profile))
     finally:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
@@ -125,7 +144,22 @@ def verify(
     on_law(len(CHECKS), len(CHECKS), "")
     seconds = time.perf_counter() - start
     text = grace.spell(examined.method)
-    return Report(text, as_call(examined.method), examined.wrapped, profile.name, tuple(findings), seconds)
+    recipe, composed = as_call(examined.method), tuple(others)
+    return Report(text, recipe, examined.wrapped, composed, profile.name, tuple(findings), seconds)
+
+
+def _look(name: str, check: Check, one: Subject, others: Mapping[str, Subject], profile: Profile) -> Finding:
+    """The finding on the method, or the first composition that breaks the law."""
+    finding = _finding(name, check, one, profile)
+    if name in OF_A_COMPRESSOR:
+        return finding
+    least = replace(profile, worlds=profile.worlds[-1:], every=False)
+    for title, other in others.items():
+        if finding.verdict == "broken":
+            break
+        if (beside := _finding(name, check, other, least)).verdict == "broken":
+            finding = replace(beside, detail=f"over {title}: {beside.detail}")
+    return finding
 
 
 def _finding(name: str, check: Callable[[Subject, Profile], Held], one: Subject, profile: Profile) -> Finding:
@@ -145,7 +179,7 @@ def _where(error: BaseException) -> str:
 
 def _declare(name: str, one: Subject) -> str:
     """What a broken law promised, in words."""
-    facts = one.core.facts(torch.empty(SHAPE, device="meta"))
+    facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     if name == "error bound":
         return spell_claims(facts)
     return {"unbiased": "unbiased" if facts.unbiased else "biased"}.get(name, "")

@@ -62,7 +62,7 @@ def copy_tensor(x: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit."""
+    """True if two tensors agree in dtype, shape and every bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))

@@ -10,6 +10,7 @@ import torch
 
 import grace
 from grace.communicators import Hierarchical
+from grace.communicators.base import Communicator
 from grace.contract.compressor import Compressor
 from grace.contract.knobs import as_call
 from grace.contract.method import Method, refuse_unpromised
@@ -18,23 +19,27 @@ from grace.errors import CompositionError, ConfigurationError
 from grace.memories import Memory
 from grace.registry import COMMUNICATORS, recipe_of
 from grace.schedules import Delayed, Scheduled
+from grace.verify.outcome import Profile
 from grace.verify.running import STEPS_PER_EPOCH
 
 
 def is_memory(method: Method[Any]) -> bool:
-    """Whether it carries something from step to step that its mean does not show."""
+    """True if it carries something from step to step that its mean does not show."""
     return isinstance(method, Memory)
 
 
 def conserves(method: Method[Any]) -> bool:
-    """Whether x - rest is promised to average to the mean. Not so under a vote, in a sum that the network rounds, or in a
+    """True if x - rest is promised to average to the mean. Not so under a vote, in a sum that the network rounds, or in a
     method that keeps its own memory and hands out no rest.
     """
     compressor = find_compressor(method)
     if compressor is not None:
         narrow = isinstance(method, grace.Allreduce) and compressor.predivide
         return compressor.aggregation == "mean" and not narrow
-    return method.owed(method.init(torch.zeros(2, 2))) is None or remembers(method) is not None
+    return (
+        method.owed(method.init(torch.zeros(2, 2, dtype=torch.float32, device="cpu"))) is None
+        or remembers(method) is not None
+    )
 
 
 def remembers(method: Method[Any]) -> Method[Any] | None:
@@ -72,7 +77,7 @@ class Subject:
 
     @property
     def conserves(self) -> bool:
-        """Whether x - rest of the core is promised to average to the mean."""
+        """True if x - rest of the core is promised to average to the mean."""
         return conserves(self.core)
 
     @property
@@ -84,6 +89,27 @@ class Subject:
         """The number of workers, at least this one, that it can be tried with: whole machines, where it knows of them."""
         whole = next((layer.machine for layer in layers(self.method) if isinstance(layer, Hierarchical)), 1)
         return -(-max(world, self.least_world * whole) // whole) * whole
+
+
+def compose(subject: Subject, profile: Profile) -> dict[str, Subject]:
+    """The same compressor over other communicators that take it, alone and under error feedback where that is legal: it keeps
+    its promises wherever a user puts it. Quick: over ScatterReduce, where as many rows are compressed together as there are
+    workers. Empty for a method that has its own exchange.
+    """
+    compressor = subject.compressor
+    if compressor is None or not isinstance(subject.core, Communicator):
+        return {}
+    others: dict[str, Subject] = {}
+    for name in COMMUNICATORS.names() if profile.every else ("scatterreduce",):
+        kind = COMMUNICATORS.find(name)
+        if kind is type(subject.core):
+            continue
+        try:
+            core: Method[Any] = kind(compressor)
+        except CompositionError:
+            continue
+        others[kind.__name__] = Subject(core, core, remembers(core))
+    return others
 
 
 def subject(given: object) -> Subject:

@@ -15,6 +15,7 @@ from grace.verify.subject import Subject
 
 T = TypeVar("T")
 SHAPE = (48, 32)  # of most inputs: large enough to be compressed, and quick
+ROWS = (1, 2, 5)  # that are compressed together
 
 
 def make_workers(make: Make, world: int) -> list[Tensor]:
@@ -44,13 +45,16 @@ def make_some(one: Subject) -> list[Tensor]:
 
 def make_spread() -> dict[str, Tensor]:
     """The inputs that bounds are measured on."""
-    sparse, constant = torch.zeros(SHAPE), torch.full(SHAPE, -0.7)
+    sparse, constant = (
+        torch.zeros(SHAPE, dtype=torch.float32, device="cpu"),
+        torch.full(SHAPE, -0.7, dtype=torch.float32, device="cpu"),
+    )
     sparse.view(-1)[::100] = normal(16)(7)[: len(sparse.view(-1)[::100])]
-    one_hot = torch.zeros(SHAPE)
+    one_hot = torch.zeros(SHAPE, dtype=torch.float32, device="cpu")
     one_hot[11, 3] = -3.0
     return {
         "Gaussian": normal(*SHAPE)(0), "heavy-tailed": heavy(*SHAPE)(0), "1 % dense": sparse, "constant": constant,
-        "one-hot": one_hot, "one number": torch.tensor([-1.5]),
+        "one-hot": one_hot, "one number": torch.tensor([-1.5], dtype=torch.float32, device="cpu"),
     }  # fmt: skip
 
 

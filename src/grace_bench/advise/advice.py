@@ -62,12 +62,12 @@ class AdviceRow(msgspec.Struct, frozen=True):
 
     @property
     def keeps(self) -> bool:
-        """Whether it has been measured not to learn less."""
+        """True if it has been measured not to learn less."""
         return self.quality is not None and self.quality.verdict == "keeps"
 
     @property
     def learns_less(self) -> bool:
-        """Whether it has been measured to learn less."""
+        """True if it has been measured to learn less."""
         return self.quality is not None and self.quality.verdict == "less"
 
 

@@ -75,7 +75,7 @@ def _cells(row: AdviceRow) -> list[str]:
 
 
 def _quality(found: Evidence | None) -> tuple[str, str, str]:
-    """Whether it learns less, where it did worst, and of how many runs that is known."""
+    """True if it learns less, where it did worst, and of how many runs that is known."""
     if found is None:
         return "?", "not measured", "0"
     value = "diverged" if found.value is None else f"{found.value:{',.0f' if abs(found.value) >= 1000 else '.3g'}}"

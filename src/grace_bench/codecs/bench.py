@@ -216,7 +216,7 @@ class Bench:
         self.leave(operation, name, size, count, f"a run {takes} {shown} s, more than the limit of {limit:g} s")
 
     def _lacks_memory(self, name: str | None, size: int, count: int, copies: int) -> bool:
-        """Whether so many tensors take more than half of the free memory; if so, notes it."""
+        """True if so many tensors take more than half of the free memory; if so, notes it."""
         on_host = self.device.type == "cpu"
         free = resources.available_memory() if on_host else torch.cuda.mem_get_info(self.device)[0]
         if 4 * size * copies <= free // 2:
@@ -226,7 +226,7 @@ class Bench:
         return True
 
     def is_worth_it(self, name: str, case: Case, size: int, count: int) -> bool:
-        """Whether a case should keep to its limit, judging by smaller sizes and, for decoding, by encoding."""
+        """True if a case should keep to its limit, judging by smaller sizes and, for decoding, by encoding."""
         limit = self.plan.limit * case.patience
         expected = size * self._slowest.get((name, case.operation, case.kernels), 0.0)
         if case.operation == DECODE and expected <= limit:

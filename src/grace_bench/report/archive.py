@@ -13,7 +13,7 @@ from typing import Any
 
 from grace.errors import GraceError
 from grace.predict.links import link
-from grace.registry import recipe
+from grace.registry import from_file, recipe
 from grace.registry.text import parse
 from grace_bench.report import charts
 from grace_bench.report.contents import command_for, page_document, report_of
@@ -163,7 +163,8 @@ def _task(row: SurveyRow) -> str:
 
 def _family(method: str) -> str:
     try:
-        return recipe(parse(method)[0]).family
+        with from_file():
+            return recipe(parse(method)[0]).family
     except GraceError:
         return "other"
 

@@ -32,7 +32,7 @@ class Figure:
     shows: Callable[[Experiment], bool]
 
     def has_data(self, report: ReportContents) -> bool:
-        """Whether there is anything to draw."""
+        """True if there is anything to draw."""
         if self.name == "codec-latency":
             return bool(report.found.codecs)
         members = [group for group in report.groups if self.shows(group)]
@@ -57,12 +57,12 @@ class ReportContents:
 
     @property
     def figures(self) -> list[Figure]:
-        """Those with data, in the order of the survey."""
+        """Sections with data, in the order of the survey."""
         return [figure for figure in FIGURES if figure.has_data(self)]
 
     @property
     def missing(self) -> list[Figure]:
-        """Those without."""
+        """Sections without data."""
         return [figure for figure in FIGURES if not figure.has_data(self)]
 
     @property
@@ -97,7 +97,7 @@ def network_name(one: Network, among: Sequence[Network]) -> str:
 
 
 def is_baseline(run: Result) -> bool:
-    """Whether it is not a method of the survey but what one would use otherwise; uncompressed training counts too."""
+    """True if it is not a method of the survey but what one would use otherwise; uncompressed training counts too."""
     return run.family == "baseline"
 
 
@@ -119,7 +119,7 @@ def _line(group: Experiment) -> str | None:
 
 
 def is_share(metric: str) -> bool:
-    """Whether this metric is a part of one, shown in percent: accuracies, hit rates, overlaps."""
+    """True if this metric is a part of one, shown in percent: accuracies, hit rates, overlaps."""
     return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
 
 

@@ -45,7 +45,7 @@ class Axis:
 
     @property
     def scale(self) -> Spec:
-        """Of Vega-Lite."""
+        """Expression of Vega-Lite."""
         kind = {1.0: {"type": "linear"}, 0.0: {"type": "log"}}.get(self.power, {"type": "pow", "exponent": self.power})
         return {**kind, "domain": [self.least, self.most], "nice": False, "zero": False}
 

@@ -191,7 +191,7 @@ def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[st
 
 
 def _entries(rows: Sequence[Row], document: Mapping[str, Any]) -> list[Row]:
-    """Of the legend: each method once, in the order of all."""
+    """Entries of the legend: each method once, in the order of all."""
     found = {row["method"]: row for row in rows}
     return [
         {**found[index], "text": method["name"]} for index, method in enumerate(document["methods"]) if index in found

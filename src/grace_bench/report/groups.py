@@ -41,7 +41,7 @@ class Spread:
     high: float | None
 
     def ahead(self, other: Spread, *, higher: bool) -> bool:
-        """Whether its whole range is better than the other's whole range; None counts as the worst.
+        """True if its whole range is better than the other's whole range; None counts as the worst.
 
         >>> Spread(3, 2, 4).ahead(Spread(1, 0, 2), higher=True), Spread(3, 2.5, 4).ahead(Spread(1, 0, 2), higher=True)
         (False, True)
@@ -100,12 +100,12 @@ class Experiment:
 
     @property
     def measured(self) -> bool:
-        """Whether any of its runs measured a quality: where none did, a missing one is no divergence."""
+        """True if any of its runs measured a quality: where none did, a missing one is no divergence."""
         return not self.reference and any(result_of(run).measured for run in self.runs)
 
     @property
     def reference(self) -> bool:
-        """Whether it exchanges nothing: the limit for speed, but no way to train."""
+        """True if it exchanges nothing: the limit for speed, but no way to train."""
         return self.first.method == NO_COMMUNICATION
 
 
@@ -271,7 +271,7 @@ def _group(runs: list[Run], label: str, limits: Mapping[tuple[tuple[object, ...]
 
 
 def _of_steps(times: Times) -> dict[str, Spread]:
-    """Of one run: the quartiles of its steps, and what they say of its throughput."""
+    """Statistics of one run: the quartiles of its steps, and what they say of its throughput."""
     step, speed = times.step_ms, times.samples_per_second
     out = {"step_ms": Spread(step.median, step.low, step.high)}
     if speed is not None and step.low > 0:

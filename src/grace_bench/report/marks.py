@@ -75,7 +75,7 @@ def number(field: str, title: str | None, *, text: str | None = None, zero: bool
 
 
 def tick_values(*steps: float) -> list[float]:
-    """Of a logarithmic axis: these steps of each decade."""
+    """Ticks of a logarithmic axis: these steps of each decade."""
     return [step * 10**power if power >= 0 else step / 10**-power for power in range(-3, 14) for step in steps]
 
 
@@ -104,7 +104,7 @@ def stretch(values: Iterable[float | None], *, share: bool = False) -> Spec:
 
 
 def has_outlier(values: Iterable[float | None]) -> bool:
-    """Whether one or two values are so large that the others' bars would show nothing.
+    """True if one or two values are so large that the others' bars would show nothing.
 
     >>> has_outlier([10, 20, 30, 40]), has_outlier([10, 11, 12, 13, 900])
     (False, True)

@@ -38,7 +38,7 @@ def leaders(ranges: Sequence[Spread], *, higher: bool) -> list[int]:
 
 
 def crowns(groups: Iterable[Experiment], measure: str) -> set[int]:
-    """Those (by ``id``) that are clearly the best of two or more where they compete: with the best quality, ``final``, which
+    """Runs (by ``id``) that are clearly the best of two or more where they compete: with the best quality, ``final``, which
     takes several seeds, or with the least of another measure.
     """
     places: dict[tuple[object, ...], list[Experiment]] = {}

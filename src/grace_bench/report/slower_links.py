@@ -43,7 +43,7 @@ def step_seconds(result: Result, there: Link | None, *, modeled: bool = True) ->
 
 
 def are_modeled(groups: Sequence[Experiment]) -> bool:
-    """Whether the link model can predict all of them; otherwise none is, as a bound is not compared with a prediction."""
+    """True if the link model can predict all of them; otherwise none is, as a bound is not compared with a prediction."""
     return all(forecast(result_of(run)) is not None for one in groups for run in one.runs)
 
 
@@ -102,7 +102,7 @@ def _name_fastest(groups: Sequence[Experiment], plain: Experiment, over: Mapping
 
 
 def _keeps(one: Experiment, plain: Experiment) -> bool:
-    """Whether a quality is not worse than that of ``none`` by more than a little; where none was measured, any."""
+    """True if a quality is not worse than that of ``none`` by more than a little; where none was measured, any."""
     end, other = one.median("final"), plain.median("final")
     if not plain.measured or other is None or one is plain:
         return True

@@ -239,7 +239,7 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
 
     @property
     def measured(self) -> bool:
-        """Whether its quality was measured; random batches teach nothing. Where it was, no value at the end is divergence."""
+        """True if its quality was measured; random batches teach nothing. Where it was, no value at the end is divergence."""
         return bool(self.curve) and (self.data is None or self.data.source != "synthetic")
 
 

@@ -60,7 +60,7 @@ def _leaves(kind: inspect.Type) -> Iterator[tuple[str, ...]]:
 
 
 def _is_long(kind: inspect.Type) -> bool:
-    """Whether it does not fit into a column, or can have only one value."""
+    """True if it does not fit into a column, or can have only one value."""
     one_value = isinstance(kind, inspect.LiteralType) and len(kind.values) == 1
     return one_value or isinstance(kind, (inspect.ListType, inspect.DictType))
 

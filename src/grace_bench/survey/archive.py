@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
@@ -14,7 +15,7 @@ from msgspec import inspect
 
 from grace.contract.knobs import as_call
 from grace.errors import GraceError
-from grace.registry import method
+from grace.registry import from_file, is_own, method, read_method
 from grace_bench.extras import need
 from grace_bench.files import write_atomically
 from grace_bench.runs.results import DocumentError, by_path
@@ -45,9 +46,29 @@ def read_archive(path: Path) -> list[SurveyRow]:
             f"{path} is an archive of {SCHEMA} version {said}; legal: {VERSION}; the Grace that made it reads it"
         )
     try:
-        return msgspec.convert(table.to_pylist(), list[SurveyRow])
+        rows = msgspec.convert(table.to_pylist(), list[SurveyRow])
     except msgspec.ValidationError as error:
         raise DocumentError(f"{path}: {by_path(error)}") from error
+    _refuse_code(path, rows)
+    return rows
+
+
+def _refuse_code(path: Path, rows: Sequence[SurveyRow]) -> None:
+    """Refuses rows whose method or task is somebody's class that the user has not named: whatever reads a row may look it up.
+
+    Raises:
+        DocumentError: there is one; names the file.
+    """
+    with from_file() as refused:
+        for find, names in (
+            (find_task, filter(is_own, {row.task for row in rows})),
+            (method, {row.method for row in rows}),
+        ):
+            for name in names:
+                with contextlib.suppress(GraceError):  # a name of another version's is for others to refuse
+                    find(name)
+    if refused:
+        raise DocumentError(f"{path}: {refused[0]}")
 
 
 def write_archive(path: Path, rows: Iterable[SurveyRow]) -> None:
@@ -75,6 +96,7 @@ def read_runs(folder: Path) -> list[SurveyRow]:
             rows.append(decode_row(path.read_bytes()))
         except DocumentError as error:
             raise DocumentError(f"{path}: {error}") from error
+        _refuse_code(path, rows[-1:])
     return rows
 
 
@@ -125,8 +147,9 @@ def check_row(row: SurveyRow) -> None:
         DocumentError: it does not.
     """
     try:
-        built = method(row.method)
-        find_task(row.task)
+        built = read_method(row.method)
+        with from_file():
+            find_task(row.task)
     except GraceError as error:
         raise DocumentError(f"{_name(row)}: {str(error).splitlines()[0]}") from error
     most = _MOST_BYTES * row.workers * row.parameters * row.steps

@@ -84,7 +84,7 @@ class _Spent:
             self._of["a step", row.task].append(row.cpu_seconds / row.steps)
 
     def seconds(self, run: Planned, method: str) -> float | None:
-        """Of the same method by the same protocol, of another method, or of another protocol by its steps."""
+        """Seconds of the same method by the same protocol, of another method, or of another protocol by its steps."""
         protocol, task, steps = run.protocol.removesuffix(TRIAL), run.config.task, run.config.steps
         like: list[tuple[str, ...]] = [(protocol, task, method), (protocol, task)]
         like += [] if steps is None else [("a step", task, method), ("a step", task)]

@@ -47,7 +47,7 @@ class Quality(msgspec.Struct, frozen=True):
     higher: bool
 
     def beats(self, other: Quality) -> bool:
-        """Whether it is better, and the intervals do not touch."""
+        """True if it is better, and the intervals do not touch."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return False
         return self.low > other.high if self.higher else self.high < other.low
@@ -144,7 +144,7 @@ def loss_of(one: Quality, fp32: Quality) -> float:
 
 
 def _longest(tasks: Iterable[Task]) -> list[Task]:
-    """Of each task, the one with most steps."""
+    """Protocol of each task with most steps."""
     return list({task[1]: task for task in sorted(tasks, key=lambda task: task[2])}.values())
 
 

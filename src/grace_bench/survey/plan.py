@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from grace.errors import ConfigurationError
-from grace.registry import resolve
+from grace.registry import from_file, resolve
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.plan import check
 from grace_bench.runs.results import by_path
@@ -73,7 +73,7 @@ def read_plan(path: Path) -> list[Planned]:
     """The runs of a plan, each once.
 
     Raises:
-        ConfigurationError: it is no plan; the message says what is wrong.
+        ConfigurationError: it is no plan, or names a class that the user has not named; the message says what is wrong.
         UnknownNameError: a task or a method that does not exist.
     """
     try:
@@ -87,8 +87,9 @@ def read_plan(path: Path) -> list[Planned]:
             _check_block(block)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    runs = [run for block in found.runs for run in expand(block)]
-    check([run.config for run in runs])
+    with from_file():
+        runs = [run for block in found.runs for run in expand(block)]
+        check([run.config for run in runs])
     return list(dict.fromkeys(runs))
 
 

@@ -1,4 +1,4 @@
-"""Whether a row of another's can be: its data, its model and its bytes beside those that this Grace has."""
+"""True if a row of another's can be: its data, its model and its bytes beside those that this Grace has."""
 
 from __future__ import annotations
 

@@ -107,5 +107,5 @@ def decode_row(text: bytes | str) -> SurveyRow:
 
 
 def same_run(one: SurveyRow, other: SurveyRow) -> bool:
-    """Whether two rows say the same, up to the processor time that they took."""
+    """True if two rows say the same, up to the processor time that they took."""
     return msgspec.structs.replace(one, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)

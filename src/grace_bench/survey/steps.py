@@ -19,7 +19,7 @@ Milliseconds = Annotated[float, Meta(gt=0)]
 
 
 class TaskSteps(Struct, frozen=True):
-    """Of one task. step_ms: without communication, measured. methods: by their recipe, milliseconds over each of LINKS."""
+    """Steps of a task. step_ms: without communication, measured. methods: by their recipe, milliseconds over each of LINKS."""
 
     workers: int
     batch: int
@@ -41,7 +41,7 @@ class StepTable(Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
 
     def seconds(self, row: SurveyRow, over: str) -> float | None:
-        """Of a step of this run over one of LINKS; None: not measured."""
+        """Seconds of a step of this run over one of LINKS; None: not measured."""
         there = self.tasks.get(row.task)
         if there is None or (there.workers, there.batch) != (row.workers, row.batch):
             return None

@@ -40,7 +40,7 @@ class RunOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether it has a result."""
+        """True if it has a result."""
         return isinstance(self.document, Result)
 
 

@@ -48,7 +48,9 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
         """See Keras."""
         names = sorted(name for name, value in (logs or {}).items() if isinstance(value, int | float))
         if names:
-            means = common.allreduce(torch.tensor([float(logs[name]) for name in names], dtype=torch.float64))
+            means = common.allreduce(
+                torch.tensor([float(logs[name]) for name in names], dtype=torch.float64, device="cpu")
+            )
             logs.update(zip(names, means.tolist(), strict=True))
 
 

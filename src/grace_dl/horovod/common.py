@@ -49,7 +49,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` has been called."""
+    """True if :func:`init` has been called."""
     return _initialized
 
 
@@ -110,7 +110,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all machines have equally many workers, as far as this one can tell."""
+    """True if all machines have equally many workers, as far as this one can tell."""
     return size() % local_size() == 0
 
 
@@ -164,7 +164,7 @@ def allreduce(tensor: Tensor, average: bool | None = None, op: Any = None) -> Te
 def allgather(tensor: Tensor) -> Tensor:
     """Everyone's tensors one after the other; their first dimensions may differ."""
     x = tensor.detach().reshape(max(tensor.shape, (1,))).contiguous()
-    sizes = run(AllGather(torch.tensor([x.shape[0]]))).view(-1).tolist()
+    sizes = run(AllGather(torch.tensor([x.shape[0]], dtype=torch.int64, device="cpu"))).view(-1).tolist()
     padded = x.new_zeros(max(sizes), *x.shape[1:])
     padded[: x.shape[0]] = x
     return torch.cat([row[:count] for row, count in zip(run(AllGather(padded)), sizes, strict=True)])
@@ -178,16 +178,16 @@ def broadcast(tensor: Tensor, root_rank: int) -> Tensor:
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, **knobs: Any) -> Any:
     """The root's object, pickled. Only what the job's own workers sent is unpickled."""
-    mine = _pickle(obj) if rank() == root_rank else torch.zeros(0, dtype=torch.uint8)
-    count = int(broadcast(torch.tensor([mine.numel()]), root_rank))
-    raw = mine if rank() == root_rank else torch.zeros(count, dtype=torch.uint8)
+    mine = _pickle(obj) if rank() == root_rank else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    count = int(broadcast(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"), root_rank))
+    raw = mine if rank() == root_rank else torch.zeros(count, dtype=torch.uint8, device="cpu")
     return _unpickle(broadcast(raw, root_rank))
 
 
 def allgather_object(obj: Any, name: str | None = None, **knobs: Any) -> list[Any]:
     """Everyone's objects, pickled."""
     mine = _pickle(obj)
-    sizes = run(AllGather(torch.tensor([mine.numel()]))).view(-1).tolist()
+    sizes = run(AllGather(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"))).view(-1).tolist()
     return [_unpickle(raw) for raw in allgather(mine).split_with_sizes(sizes)]
 
 

@@ -81,7 +81,7 @@ def poll(handle: Any) -> bool:
 
 def barrier(*args: Any, **knobs: Any) -> None:
     """Returns when all ranks have called it."""
-    common.allreduce(torch.zeros(1), op=common.Sum)
+    common.allreduce(torch.zeros(1, dtype=torch.float32, device="cpu"), op=common.Sum)
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:

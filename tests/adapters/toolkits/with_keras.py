@@ -406,6 +406,98 @@ def restart(rank: int, world: int) -> None:
     handle.detach()
 
 
+class Two(keras.Model):
+    """A generator and a discriminator, each with an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(32)])
+        self.discriminator = keras.Sequential(
+            [keras.layers.Input((32,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)]
+        )
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
+        super().compile()  # Keras makes an optimizer, which nobody applies
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+        self.built = True  # Keras's fit asks for it
+
+    def losses_of(self, real: Any) -> tuple[Any, Any]:
+        fake = self.generator(real[:, :8])
+        apart = self.discriminator(fake) - self.discriminator(real)
+        return keras.ops.mean(keras.ops.softplus(apart)), keras.ops.mean(keras.ops.softplus(-apart))
+
+    def train_step(self, real: Any) -> dict[str, Any]:
+        real = real[0] if isinstance(real, tuple) else real
+        for place, (part, optimizer) in enumerate(
+            [(self.discriminator, self.d_optimizer), (self.generator, self.g_optimizer)]
+        ):
+            variables = part.trainable_variables
+            if BACKEND == "torch":
+                self.zero_grad()
+                loss = self.losses_of(real)[place]
+                loss.backward()
+                with torch.no_grad():
+                    optimizer.apply([v.value.grad for v in variables], variables)
+            else:
+                import tensorflow as tf
+
+                with tf.GradientTape() as tape:
+                    loss = self.losses_of(real)[place]
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def two_optimizers(rank: int, world: int) -> None:
+    """Both can be attached; one that is not is named; none is taken for the other."""
+    if BACKEND == "jax":
+        return  # there a train_step threads states through by hand
+    x = batches(rank, 6)[0]
+
+    def make() -> Any:
+        model = Two()
+        model.compile(keras.optimizers.SGD(0.05), keras.optimizers.Adam(0.01))
+        return model
+
+    def fit(model: Any) -> list[Any]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", grace.UnexchangedWarning)
+            model.fit(x, batch_size=16, shuffle=False, verbose=0)
+        return [str(one.message) for one in said if issubclass(one.category, grace.UnexchangedWarning)]
+
+    model = make()
+    with raises(ConfigurationError, "'optimizer', 'd_optimizer', 'g_optimizer'", "optimizer=model.g_optimizer"):
+        grace.keras.attach(model, "topk:ratio=0.05")
+    with raises(ConfigurationError, "build it first"):
+        grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.d_optimizer)
+    model.d_optimizer.build(model.discriminator.trainable_variables)
+    model.g_optimizer.build(model.generator.trainable_variables)
+    with raises(ConfigurationError, "no variable of this model"):
+        grace.keras.attach(make(), "topk:ratio=0.05", optimizer=model.d_optimizer)
+    with raises(ConfigurationError, "legal: a keras.optimizers.Optimizer"):
+        grace.keras.attach(model, "topk:ratio=0.05", optimizer="sgd")
+    d = grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.d_optimizer)
+    with raises(ConfigurationError, "attached to this optimizer already"):
+        grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.d_optimizer)
+    (said,) = fit(model)
+    assert "'g_optimizer' changes" in said, said
+    assert "optimizer=model.g_optimizer" in said, said
+    g = grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.g_optimizer)  # all have rank 0's again
+    before = numbers(model.trainable_variables)
+    assert fit(model) == []
+    check_alike(numbers(model.trainable_variables))
+    for part in (model.generator, model.discriminator):
+        place = next(i for i, v in enumerate(model.trainable_variables) if v is part.trainable_variables[0])
+        assert not np.array_equal(before[place], numbers(model.trainable_variables)[place])
+    assert d.stats.steps == 12
+    assert g.stats.steps == 6
+    for handle in (d, g):
+        with raises(ConfigurationError, "detach"):
+            model.compile(keras.optimizers.SGD(0.05), keras.optimizers.Adam(0.01))
+        handle.detach()
+    assert fit(model) == []
+    model.compile(keras.optimizers.SGD(0.05), keras.optimizers.Adam(0.01))
+
+
 def killed(rank: int, world: int) -> None:
     """Last: one worker is killed, and the other one ends with an error that says so."""
     model = build(keras.layers.Dense(64), keras.layers.Dense(4), optimizer=keras.optimizers.SGD(0.1))
@@ -424,6 +516,6 @@ def killed(rank: int, world: int) -> None:
 if __name__ == "__main__":
     cases = (
         refusals, mismatch, means_are_the_simulators, clipping_sees_the_mean, gradients_that_are_absent, training, auto,
-        loss_scaling, accumulation, embedding, restart, killed,
+        loss_scaling, accumulation, embedding, restart, two_optimizers, killed,
     )  # fmt: skip
     serve({case.__name__: case for case in cases})

@@ -173,6 +173,13 @@ if LIBRARY == "lightning":
         assert not torch.equal(straight, other)
         assert rank or any("holds no memories of Grace" in str(one.message) for one in said)
 
+    def a_second_fit_goes_on(rank: int, world: int) -> None:
+        compression, model = Compression(METHOD), Module()
+        _, debts = fit(compression, model=model)
+        trained, again = fit(compression, model=model)
+        check_debts(debts[STEPS], again[0])
+        check_alike(trained)
+
     def another_package_resumes_too(rank: int, world: int) -> None:
         """``pytorch_lightning`` knows nothing of ``lightning``: classes of the one are not those of the other."""
 
@@ -315,4 +322,10 @@ if LIBRARY == "transformers":
 
 
 if __name__ == "__main__":
-    serve({name: case for name, case in dict(globals()).items() if "resumes" in name or name.startswith("another")})
+    serve(
+        {
+            name: case
+            for name, case in dict(globals()).items()
+            if "resumes" in name or name.startswith("another") or name.endswith("goes_on")
+        }
+    )

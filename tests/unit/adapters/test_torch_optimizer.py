@@ -76,3 +76,21 @@ def test_alone_it_is_the_optimizer_and_once_detached_it_is_plain() -> None:
     pickle.dumps(optimizer)
     weight.sum().backward()
     optimizer.step()
+
+
+def test_two_over_the_same_parameters() -> None:
+    """In the constructor: what came later named another cause."""
+    net = nn.Linear(40, 40)
+
+    def distribute() -> Any:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return grace.DistributedOptimizer(optimizer, "topk", net.named_parameters(), transport="alone")
+
+    first = distribute()
+    with pytest.raises(
+        ConfigurationError, match=r"'weight' is trained by a grace\.DistributedOptimizer.*Use one of the two"
+    ):
+        distribute()
+    first.handle.detach()
+    distribute()  # nothing was held by the one that was refused
+    distribute()  # nor by one that was dropped

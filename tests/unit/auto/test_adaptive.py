@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -127,3 +128,23 @@ def test_it_is_asked_for_in_place_of_a_method() -> None:
     one = grace.Policy.adaptive("powersgd", budget=3.0)
     assert wanted(one) is one
     assert one.choices[0] == "powersgd:rank=1"
+
+
+def test_layers_that_lose_more_than_they_keep_are_named_once_where_nothing_remembers() -> None:
+    handle = Handle(Alone(), grace.Policy.adaptive("qsgd", budget=2.5, every=2))
+    with pytest.warns(grace.GraceWarning, match=r"adaptive: 1 of 2 layers lose more than they keep, 'large'") as told:
+        handle.train(6)
+    assert len(told) == 1
+    assert [layer.lost > 0.5 for layer in handle.explain().layers] == [True, False]
+    remembering = Handle(Alone(), grace.Policy.adaptive("topk", budget=0.5, every=2))
+    remembering.train(4)  # its memory sends later what is lost: no warning, which would be an error here
+    assert max(layer.lost for layer in remembering.explain().layers) > 0.5
+
+
+def test_what_was_chosen_can_be_saved(tmp_path: Any) -> None:
+    handle = Handle(Alone(), grace.Policy.adaptive("qsgd", budget=4.5, every=2))
+    handle.train(3)
+    handle.explain().save(tmp_path / "chosen.json")
+    found = json.loads((tmp_path / "chosen.json").read_text())
+    assert found == json.loads(json.dumps(handle.explain().as_dict()))
+    assert found["layers"][0]["name"] == "large"

@@ -106,6 +106,13 @@ def test_the_slowest_rank_counts_and_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert stragglers(found[0].codecs[:1]) == []
 
 
+def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
+    assert stragglers([Told("the model", (20, 50))]) == [
+        "rank 1 takes 2.5 times as long as rank 0 (the model): all wait for it"
+    ]
+    assert stragglers([Told("the model", (20, 29))]) == []
+
+
 def test_what_is_too_slow_on_one_rank_is_left_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     found = given(monkeypatch, {(2, "topk"): 60.0})
     assert all(one == found[0] for one in found)

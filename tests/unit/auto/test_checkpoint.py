@@ -209,6 +209,6 @@ def test_a_damaged_choice_is_refused_on_all_ranks_and_nothing_has_changed(
 
 def test_a_checkpoint_tells_the_methods_of_groups_by_parameter() -> None:
     handle = Handle(Alone(), None, Policy([Rule("bias", "none"), Rule("*", "qsgd", until_step=2), Rule("*", "topk")]))
-    assert handle._session.methods() == {"first": "qsgd", "bias": "none", "second": "qsgd"}
+    assert handle._session.methods() == {"first": "qsgd:bits=4", "bias": "none", "second": "qsgd:bits=4"}
     handle.train(2, lambda method, step: 0.0)
     assert handle._session.methods() == {"first": "topk", "bias": "none", "second": "topk"}

@@ -46,7 +46,8 @@ def test_what_is_much_slower_has_lost_after_two_steps_or_four(predicted: int, st
         if record is not None:
             controller.heard([record])
     assert seen == steps
-    assert controller.trials[0].words == "350.0 ms a step, and 200.0: much slower"
+    assert controller.trials[0].words == "350.0 ms a step, and 200.0 before it: much slower"
+    assert controller.trials[0].pairs == []  # the two are of different times
 
 
 # ---- trials that go on later ----------------------------------------------------------------------------------------

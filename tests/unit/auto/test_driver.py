@@ -72,7 +72,8 @@ def test_each_decision_is_a_line_of_the_log_and_of_what_is_explained(
         r"auto, step 0: measured 4 codecs and the link in 0.0 s: AllReduce of 4 KiB takes 40.0 ms, .*; topk until the model",
         r"step 7: a step takes 100.0 ms without communication; predicted: bf16 \d+\.\d ms, fp32 .*; uses topk; tries bf16",
         r"step 7: bucket 1, 4,160 numbers: topk, 2\.\d ms predicted; rejected: qsgd:bits=4 8\.\d ms; bf16 25\.\d ms; fp32",
-        r"auto, step \d+: bf16 replaces topk: \d of \d pairs for it, \d+\.\d ms a step beside \d+\.\d \(to see whether",
+        r"auto, step \d+: bf16 replaces topk: \d of \d pairs for it; \d+\.\d ms a step beside \d+\.\d"
+        r" in the median of \d pairs \(to see whether",
         r"auto, step \d+: bucket 0, 4,096 numbers: bf16, 25\.\d ms predicted, .* ms measured; rejected: topk",
         r"auto, step 120: ended: the user has switched to",
     ):
@@ -147,9 +148,9 @@ def test_what_its_pairs_have_left_open_waits_for_another_trial_and_that_is_said(
     assert f"Waits: bf16: {words}, and it is tried again after others; topk is tried meanwhile." in waiting
     assert f"waits: bf16: {words}, and it is tried again after others; topk is tried meanwhile" in caplog.text
     assert re.search(
-        rf"step \d+: bf16 does not replace fp32: {words}: it is tried again, with these counted, ", waiting
+        rf"step \d+: bf16 does not replace fp32: {words}: it is tried again, with these counted; ", waiting
     )
-    assert re.search(r"step \d+: bf16 replaces fp32: 14 of 19 pairs for it, ", str(one.explain()))
+    assert re.search(r"step \d+: bf16 replaces fp32: 14 of 19 pairs for it; ", str(one.explain()))
 
 
 def test_what_was_predicted_wrongly_is_left(link: dict[str, float]) -> None:

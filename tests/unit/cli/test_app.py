@@ -188,10 +188,10 @@ def test_a_method_of_ones_own_goes_wherever_methods_go(tmp_path, monkeypatch):
     assert json.loads(done.stdout)[0]["method"] == "my.py:Mine:ratio=0.1", "its worker found the file"
 
 
-def test_grace_alone_greets_with_three_commands():
+def test_grace_alone_greets_with_four_commands():
     done = call()
     assert done.exit_code == 0
-    assert done.stdout.count("\n  grace ") == 3
+    assert done.stdout.count("\n  grace ") == 4
 
 
 def test_tasks_are_listed():

@@ -1,8 +1,12 @@
+import json
+from dataclasses import replace
+
 import pytest
 
 import grace
-from grace.cli.explain import describe, sections_of, traffic_row, warnings_of
+from grace.cli.explain import describe, explain, list_, sections_of, traffic_row, warnings_of
 from grace.collectives import ring_bytes
+from grace.errors import ConfigurationError
 
 
 def test_sections_of_a_docstring():
@@ -49,6 +53,7 @@ def test_what_auto_chose_is_shown_from_a_file(tmp_path, capsys):
     found = Explanation(
         "auto", 2, "gloo", 1.0, "measuring", 3, None, (), (), None, None, (), (), None, None, {}, 5.0, {}, {}
     )
+    assert "auto, 4 workers, 2 replicas of 2 shards, over gloo" in str(replace(found, workers=4, replicas=2))
     found.save(tmp_path / "auto.json")
     explain(None, run=tmp_path / "auto.json")
     assert "auto, 2 workers over gloo: measuring" in capsys.readouterr().out
@@ -60,3 +65,19 @@ def test_what_auto_chose_is_shown_from_a_file(tmp_path, capsys):
     for both in ({"method": "topk", "run": tmp_path / "auto.json"}, {"method": None}):
         with pytest.raises(ConfigurationError, match="one of the two"):
             explain(**both)
+
+
+def test_auto_is_explained_and_named_by_the_list(capsys):
+    explain("auto:quality=exact")
+    out = capsys.readouterr().out
+    assert "auto:quality=exact" in out
+    assert "share: of the run's time" in out
+    explain("auto", as_json=True)
+    assert json.loads(capsys.readouterr().out)["settings"] == "auto"
+    list_()
+    assert "grace explain auto" in capsys.readouterr().out
+
+
+def test_a_setting_that_auto_does_not_have_is_refused():
+    with pytest.raises(ConfigurationError, match="quality"):
+        explain("auto:quality=best")

@@ -19,7 +19,7 @@ POINTERS = {
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most", "largest"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
-    "first", "half", "tiles", "least", "steps", "b", "unit", "plane", "number", "low", "low_bytes", "size", "turn",
+    "first", "half", "tiles", "least", "apart", "steps", "b", "unit", "plane", "number", "low", "low_bytes", "size", "turn",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
@@ -29,6 +29,7 @@ ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
 WARP = {"num_warps": 1, "maxnreg": 128}
+UNKEYED = {"KEYED": 0, "HAS_SECOND": 1}
 TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
@@ -339,23 +340,28 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sparse._take": ({}, [{"HELD": held, "CLEAR": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
-        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
+        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **UNKEYED, **how, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
             (12, 1, 1, 2, 3, 4096, TURN), (4, 1, 1, 1, 0, 1024, {**TURN, **WARP}), (10, 1, 1, 2, 1, 1024, {**TURNED, **WARP}),
             (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, {**TURNED, **WARP}),
-            (14, 0, 1, 2, 1, 4096, TURNED),
+            (14, 0, 1, 2, 1, 4096, TURNED), (14, 0, 1, 2, 3, 4096, {**TURN, "keys": "*u8", "KEYED": 1}),
         )
     ]),
     "kernels.rotation._sums": ({"out": "*fp64"}, [
         {"BITS": bits, "SQUARES": squares, "LONG": squares, **how, "ROWS": 8}
         for bits, squares, how in ((1, 0, MANY), (4, 1, ONE), (4, 0, MANY))
     ]),
-    "kernels.rotation._write": ({}, [
-        {"BITS": bits, "SAY": 1, "LOG": log, **how, "G": 128}
-        for bits, log, how in ((1, 10, MANY), (3, 10, MANY), (1, 12, ONE), (4, 4, ONE))
+    "kernels.rotation._write": ({"keys": "*i64"}, [
+        {"BITS": bits, "SAY": 1, "LOG": log, "KEYED": keyed, **how, "G": 128}
+        for bits, log, keyed, how in ((1, 10, 1, MANY), (3, 10, 0, MANY), (1, 12, 0, ONE), (4, 4, 1, ONE))
     ]),
     "kernels.rotation._sum": ({}, [
-        {"BITS": bits, "LOG": log, **how, "TILE": 1024} for bits, log, how in ((1, 10, ALL), (4, 10, ALL), (3, 4, SUM))
+        {"KEY": key, "BITS": bits, "LOG": log, **how, "TILE": 1024}
+        for bits, log, key, how in ((1, 10, 0, ALL), (4, 10, 0, ALL), (3, 4, 8, SUM))
+    ]),
+    "kernels.rotation._sum_back": ({}, [
+        {"BITS": bits, "LOG": log, **how, "TILE": max(1024, 1 << log)}
+        for bits, log, how in ((1, 10, ALL), (4, 12, ALL), (3, 4, SUM))
     ]),
     "kernels.tables._encode": ({}, [{"BITS": bits, "LOG": 10, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
     "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),

@@ -15,7 +15,8 @@ from grace.methods.rht import RHT
 from grace.random import Stream
 from tests.unit.kernels import block_codecs as check
 
-CODECS = [DRIVE(), DRIVE(scale="mse"), *(EDEN(bits=bits) for bits in (2, 3, 4)), EDEN(scale="mse")]  # type: ignore[arg-type]
+SHARED = [DRIVE(rotation="shared"), EDEN(bits=3, scale="mse", rotation="shared")]
+CODECS = [DRIVE(), DRIVE(scale="mse"), *(EDEN(bits=bits) for bits in (2, 3, 4)), EDEN(scale="mse"), *SHARED]  # type: ignore[arg-type]
 
 
 def matrix(h: int) -> torch.Tensor:
@@ -66,13 +67,14 @@ def test_native_agrees_for_every_small_size(codec: Fused) -> None:
 @check.needs_native
 @pytest.mark.parametrize("block", [2, 4, 8, 32, 64, 256, 1024, 4096, 65536])
 def test_native_agrees_for_every_block(block: int) -> None:
-    for bits in (1, 3, 4):
-        check.assert_agrees(EDEN(bits=bits, block=block), (1023, 9001), rows=3, shifts=(3,))
+    for codec in (EDEN(bits=1), EDEN(bits=3), EDEN(), EDEN(rotation="shared")):
+        check.assert_agrees(replace(codec, block=block), (1023, 9001), rows=3, shifts=(3,))
 
 
 @check.needs_native
 def test_the_number_of_threads_changes_nothing() -> None:
     check.assert_agrees(EDEN(), (600_011,), rows=1, count=2)
+    check.assert_agrees(EDEN(rotation="shared"), (600_011,), rows=1, count=2)
     check.assert_agrees(DRIVE(block=65536), (600_011,), rows=1, count=2)
 
 
@@ -100,9 +102,9 @@ def test_what_comes_back_is_what_went() -> None:
             )
 
 
-@pytest.mark.parametrize("codec", [EDEN(), DRIVE(), RHT()], ids=repr)
+@pytest.mark.parametrize("codec", [EDEN(), *SHARED, RHT()], ids=repr)
 def test_the_sum_is_that_of_single_wires_to_rounding(codec: Fused) -> None:
-    """They are added up rotated, and rotated back once."""
+    """Those of a shared rotation are added up rotated, and rotated back once."""
     x = torch.randn(4, 1, 2077, generator=torch.Generator().manual_seed(1))
     wires = [codec.compress_(row.clone(), check.RNG, False) for row in x]
     together, one_by_one = torch.empty(1, 2077), torch.zeros(1, 2077)
@@ -118,14 +120,15 @@ def test_nonfinite_numbers_are_found() -> None:
 
 
 def test_corrupted_wires_are_refused() -> None:
-    check.assert_refuses(EDEN(block=64), 250, [(3, 0xFF), (15, 0xC0)], "'scales'")  # NaN, and below zero
+    for codec, key in ((EDEN(block=64), 8), (EDEN(block=64, rotation="shared"), 0)):
+        check.assert_refuses(codec, 250, [(key + 3, 0xFF), (key + 15, 0xC0)], "'scales'")  # NaN, and below zero
     check.assert_refuses_other_lengths(EDEN())
-    wire = torch.zeros(1, 4 + 8, dtype=torch.uint8)  # float32's largest number, and codes of 0.13 or 2.7 times that
-    wire[0, :4] = torch.tensor([torch.finfo(torch.float32).max]).view(torch.uint8)
+    wire = torch.zeros(1, 8 + 4 + 8, dtype=torch.uint8)  # float32's largest number, and codes of 0.13 or 2.7 times that
+    wire[0, 8:12] = torch.tensor([torch.finfo(torch.float32).max]).view(torch.uint8)
     for target in backends.available():
         with backends.using(target):
-            wire[0, 4:] = 0x88
+            wire[0, 12:] = 0x88
             EDEN(block=16).aggregate_([wire], torch.empty(1, 16), 1.0, check.RNG)
-            wire[0, 11] = 0xF8
+            wire[0, 19] = 0xF8
             with pytest.raises(PayloadError, match="'scales' must be finite and not negative, and small enough"):
                 EDEN(block=16).aggregate_([wire], torch.empty(1, 16), 1.0, check.RNG)

@@ -51,7 +51,9 @@ def test_rotations(n: int, block: int) -> None:
     rotations(n, block)
 
 
-@pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 1100)], ids=repr)
+@pytest.mark.parametrize(("codec", "n"), [
+    (EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 1100), (DRIVE(block=16, rotation="shared"), 130),
+], ids=repr)  # fmt: skip
 def test_codes_of_rotated_blocks(codec: Fused, n: int) -> None:
     codes(codec, n)
 
@@ -78,7 +80,7 @@ def bucket(codec: Compressor, dtype: torch.dtype) -> list[Tensor]:
 
 
 BUCKETS = [
-    (EDEN(bits=3, block=16, scale="mse"), torch.float32), (DRIVE(block=8192), torch.float16),
+    (EDEN(bits=3, block=16, scale="mse"), torch.float32), (DRIVE(block=8192, rotation="shared"), torch.float16),
     (RHT(block=8, rounds=2), torch.bfloat16),
 ]  # fmt: skip
 
@@ -98,7 +100,7 @@ def test_what_is_not_finite_is_noticed(bad: float) -> None:
 
 def test_corrupted_wires_are_refused() -> None:
     wire = EDEN(block=64).encode_(torch.ones(1, 100), check.RNG)[0]
-    wire[0, 3] = 0xFF
+    wire[0, 8 + 3] = 0xFF
     with (
         backends.using("triton"),
         pytest.raises(PayloadError, match="'scales' must be finite and not negative, and small"),
@@ -123,6 +125,7 @@ def test_rotations_of_long_blocks(n: int, block: int) -> None:
 @night
 def test_codes_of_long_blocks() -> None:
     codes(DRIVE(block=8192), 8300)
+    codes(DRIVE(block=8192, rotation="shared"), 8300)
 
 
 @night
@@ -182,6 +185,21 @@ def _code_zero(at, i, inside, width, BITS: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit
+def _one_key(at):  # type: ignore[no-untyped-def]
+    return tl.load(at).to(tl.int32) & 0
+
+
+@triton.jit
+def _no_key(at, word, inside):  # type: ignore[no-untyped-def]
+    tl.store(at, word.to(tl.uint8), inside)
+
+
+@triton.jit
+def _not_turned(y, size, key0, key1, step, first, LOG: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return y
+
+
+@triton.jit
 def _no_scale(at, x, inside):  # type: ignore[no-untyped-def]
     tl.store(at, x.to(tl.uint8), inside)
 
@@ -200,6 +218,9 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("turns.triton.shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
     ("triton.blocks_at", _first_block, lambda: test_tensors_of_a_bucket(*BUCKETS[0])),
     ("triton.store_float", _no_scale, lambda: codes(DRIVE(block=16), 30)),
+    ("triton.count_at", _one_key, lambda: codes(DRIVE(block=16), 30)),
+    ("triton.store_word", _no_key, lambda: codes(DRIVE(block=16), 30)),
+    ("triton.turn_back", _not_turned, lambda: codes(DRIVE(block=16), 30)),
     ("triton.load_code", _code_zero, lambda: codes(DRIVE(block=16), 30)),
 ]
 

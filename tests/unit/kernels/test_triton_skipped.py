@@ -94,7 +94,8 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (partial(test_triton_casts.test_rows_and_rests_in_place, torch.bfloat16), "kernels.casts", "_encode _sum"),
     (partial(test_triton_fixed.codes, LPC(bits=4, block=7), 30), "kernels.fixed", "_encode _sum"),
     (partial(test_triton_floats.codes, FP8(), 30), "kernels.floats", "_encode _sum"),
-    (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sum | _sums _write"),
+    (partial(test_triton_rotation.codes, DRIVE(block=16, rotation="shared"), 30), "kernels.rotation", "_sum | _sums _write"),
+    (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sum_back"),
     (partial(test_triton_rotation.rotations, 50, 8), "kernels.rotation.turns", "_rotate"),
     (partial(test_triton.bits, "signs", 33), "kernels.signs", "_encode _sum"),
     (partial(test_triton.statistics, 70, 16, 1), "kernels", "block_max_kernel piece_sum_kernel"),
@@ -179,7 +180,11 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
 CASES: list[tuple[str, Callable[[], None], Any]] = [
     (f"{module}.{name}", check, marks)
     for check, module, names in TABLE
-    for part, marks in zip(names.split("|"), ((), pytest.mark.night("a Triton kernel that does not run")), strict=False)
+    for part, marks in zip(
+        names.split("|"),
+        (pytest.mark.tier("test"), pytest.mark.night("a Triton kernel that does not run")),
+        strict=False,
+    )
     for name in part.split()
 ]
 

@@ -151,7 +151,7 @@ def test_all_methods_that_a_tensor_gets_at_some_step() -> None:
     late = Rule("fc*", "topk", from_step=5)
     policy = Policy([Rule("*.bias", NONE), Rule("*", "bf16", until_step=5), late, ("fc*", "qsgd"), ("*", "fp16")])
     found = {name: [grace.spell(one) for one in policy.methods_for(name, x)] for name, x in LIKE.items()}
-    assert found == {name: ["bf16", "topk", "qsgd"] for name in LIKE} | {"fc1.bias": ["none"]}
+    assert found == {name: ["bf16", "topk", "qsgd:bits=4"] for name in LIKE} | {"fc1.bias": ["none"]}
 
 
 def test_equal_methods_are_one_object():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -314,7 +316,7 @@ def test_a_knob_that_layers_share():
 def test_the_level_of_a_wrapper_can_be_spelled():
     made = grace.method("qsgd:lossless=zlib,lossless.level=6")
     assert made == grace.Allgather(grace.Lossless(grace.QSGD(), "zlib", 6))
-    assert grace.spell(made) == "qsgd:lossless=zlib,lossless.level=6"
+    assert grace.spell(made) == "qsgd:bits=4,lossless=zlib,lossless.level=6"
 
 
 @pytest.mark.parametrize(
@@ -461,3 +463,51 @@ def test_packages_that_are_broken_harm_nobody_else():
         grace.method("broken")
     with pytest.raises(ConfigurationError, match="loads, but does not register a method named 'silent'"):
         grace.method("silent")
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        ("qsgd", "qsgd:bits=4", "qsgd:levels=7", "QSGD:bucket=256"),
+        ("qsgd:bits=2", "qsgd:levels=1"),
+        ("qsgd:memory=residual", "qsgd:bits=4,memory=residual"),
+        ("atomo", "atomo:ratio=0.01"),
+        ("gspar", "gspar:ratio=0.01"),
+        ("topk", "topk:ratio=0.01", "topk:communicator=allgather,memory=residual"),
+    ],
+)
+def test_what_sends_the_same_bytes_is_one_method_with_one_spelling(specs: tuple[str, ...]) -> None:
+    assert len({grace.method(spec) for spec in specs}) == 1
+    assert len({grace.spell(grace.method(spec)) for spec in specs}) == 1
+
+
+@pytest.mark.parametrize("name", grace.methods())
+def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
+    made = grace.method(name)
+    core = grace.layers(made)[-1]
+    for field in dataclasses.fields(type(core)):
+        value = field.default
+        if value is None or value is dataclasses.MISSING or not isinstance(value, (bool, int, float, str)):
+            continue
+        with contextlib.suppress(ConfigurationError):  # legal beside another knob only
+            assert grace.method(name, **{field.name: value}) == made, field.name
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: grace.Policy("topk"), r"rules='topk' is no list of rules.*Policy\.of"),
+        (lambda: grace.Policy({"*": "topk"}), r"no list of rules.*Policy\.of.*\[\('\*', 'topk'\)\]"),
+        (lambda: grace.method("topk:k=10"), r"unknown knob of topk 'k'.*ratio=0\.01, the share that is kept"),
+        (lambda: grace.method("topk:start=-1"), r"^a method: start=-1 is out of range"),
+        (lambda: grace.method("topk:machine=0"), r"^a method: machine=0 is out of range"),
+        (lambda: grace.method(grace.TopK), r"got the class TopK\n"),
+    ],
+)
+def test_an_error_speaks_of_what_was_written(make, said):
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_other_names_of_one_bit():
+    assert grace.method("1bit") == grace.method("1BitSGD") == grace.method("onebit")

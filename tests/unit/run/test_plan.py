@@ -10,7 +10,7 @@ import torch
 import grace
 from grace.errors import ConfigurationError
 from grace.run.options import Granularity, Options
-from grace.run.plan import ExchangePlan, plan
+from grace.run.plan import ExchangePlan, plan, warn_uncompressed
 from grace.run.session import Session
 from tests.unit.networks import Loopback
 
@@ -76,6 +76,16 @@ def test_nothing_compressed_is_warned_of(method: grace.Policy | str) -> None:
         Session(small, method, Loopback())
     assert len(found) == 1
     assert found[0].filename == __file__
+
+
+def test_machines_that_are_one_are_warned_of() -> None:
+    policy = grace.Policy.of("topk:machine=4")
+    with pytest.warns(grace.UncompressedWarning, match=r"topk:machine=4 goes between machines, and all 4 workers"):
+        warn_uncompressed(policy, LIKE, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_uncompressed(policy, {"w": torch.zeros(64, 64)}, 8)
+        warn_uncompressed(grace.Policy.of("topk:machine=1"), {"w": torch.zeros(64, 64)}, 1)
 
 
 def test_no_warning_where_none_was_meant_or_something_is_compressed() -> None:

@@ -182,3 +182,20 @@ def test_a_model_on_two_devices_is_refused():
     refuse_devices({"a": Elsewhere("cuda:0"), "b": Elsewhere("meta"), "c": Elsewhere("cuda:0")})
     with pytest.raises(InputError, match=r"'a' is on cuda:0 and 'c' on cuda:1; .* \(model.to\('cuda:0'\)\)"):
         refuse_devices({"a": Elsewhere("cuda:0"), "b": Elsewhere("cuda:0"), "c": Elsewhere("cuda:1")})
+
+
+def test_a_failure_says_how_many_steps_were_made() -> None:
+    """So that a rank that has made fewer, one of two causes, is found."""
+
+    class Left(Loopback):
+        def run(self, op: Any) -> Tensor:
+            if len(self.asked) == 2:
+                raise TransportError("A worker has died, or has left because it made fewer steps.")
+            return super().run(op)
+
+    session = Session({"w": torch.empty(8, 8)}, "none", Left())
+    for _ in range(2):
+        session.exchange({"w": torch.ones(8, 8)})
+        session.advance()
+    with pytest.raises(TransportError, match=r"fewer steps\. This rank had made 2 steps"):
+        session.exchange({"w": torch.ones(8, 8)})

@@ -7,6 +7,8 @@ import gc
 import itertools
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,9 +168,9 @@ def test_a_rank_that_leaves_or_asks_for_something_else_is_named() -> None:
     arrive(last)
     last.end()
     first.turn(1)  # to which it had come
-    with pytest.raises(TransportError, match=r"^rank 9 has left\n"):
+    with pytest.raises(TransportError, match=r"^rank 9 has left, with an error or after fewer steps\n"):
         first.turn(1)
-    with pytest.raises(TransportError, match=r"^rank 9 has left\n"):
+    with pytest.raises(TransportError, match=r"^rank 9 has left, with an error or after fewer steps\n"):
         last.turn(1)
     first, last = two_views()
     arrive(last, asked=2)
@@ -268,3 +270,39 @@ def test_a_forked_child_that_drops_it_says_nothing() -> None:
     os.waitpid(child, 0)
     arrive(last)
     assert first.turn(1).shape == (2, 64)
+
+
+@needs_memory
+def test_a_crowd_of_strangers_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects first, and in whatever numbers: those of other users are closed at once, and ranks come in."""
+    nonce, real = os.urandom(16), joining._user_of
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(joining._address(nonce))
+        listener.listen(4)
+        crowd: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:  # until the system lets nobody wait any more
+                crowd.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
+                crowd[-1].setblocking(False)
+                crowd[-1].connect(joining._address(nonce))
+        strangers = iter(range(len(crowd) - 1))
+
+        def user_of(other: socket.socket) -> int:
+            accepted = other.getsockname() == joining._address(nonce).encode()
+            return -1 if accepted and next(strangers, None) is not None else real(other)
+
+        monkeypatch.setattr(joining, "_user_of", user_of)
+        got: list[list[int]] = []
+        rank = threading.Thread(target=lambda: got.append(joining._receive(1, nonce)))
+        rank.start()
+        got.append(joining._hand_out(listener, 2, 64, nonce))
+        rank.join()
+        assert next(strangers, None) is None, "all of them were seen"
+        assert len(crowd) > 4
+        for one in crowd[:-1]:
+            one.setblocking(True)
+            assert one.recv(1) == b"", "closed, and told nothing"
+        for descriptors in got:
+            joining._close_all(descriptors)
+    assert len(got) == 2

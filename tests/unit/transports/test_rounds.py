@@ -53,7 +53,7 @@ def test_all_who_come_begin_together_and_others_wait_for_the_next_round() -> Non
     in_threads(*[lambda one=one: meet(one) for one in every])
     assert sorted(one.formed for one in every if one.formed) == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
     assert not any(one.waiting() for one in every)
-    late = Counted(store, 2, 4, seconds=0.15)
+    late = Counted(store, 2, 3, seconds=0.15)
     with pytest.raises(AbsentError, match=r"no round began within 0 s with 2 workers or more"):
         late.meet()
     assert all(one.waiting() for one in every), "someone has come"
@@ -93,3 +93,12 @@ def test_a_round_whose_judge_has_died_is_over() -> None:
 def test_numbers_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="legal: 1 <= least <= most"):
         Rounds(dist.HashStore(), 3, 2)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 2), (2, 4), (2, 5), (4, 8)])
+def test_two_halves_cannot_both_go_on(least: int, most: int) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"train on apart.*legal: least > most / 2, here {most // 2 + 1} or more"
+    ):
+        Rounds(dist.HashStore(), least, most)
+    Rounds(dist.HashStore(), most // 2 + 1, most)

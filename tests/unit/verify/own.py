@@ -89,6 +89,36 @@ class Disagrees(Plain):
         return Plain._result(self, x, mean + 1e-3 * peer.rank, state, peer)
 
 
+@dataclass(frozen=True, slots=True)
+class MixesRows(grace.Compressor):
+    """Whole numbers of 8 bits and a scale for each row, of which the decoder takes the first row's for all."""
+
+    def compress_(self, rows, rng, keep_rest):
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+        wire = wires.join((rows / scale).round().to(torch.int8), scale)
+        if keep_rest:
+            self.decompress_add_(wire, rows, -1.0, rng)
+        return wire
+
+    def decompress_add_(self, wire, out, scale, rng):
+        codes, scales = wires.split(wire, [("codes", torch.int8, out.shape[1]), ("scale", torch.float32, 1)])
+        scales = wires.check_scale("scale", scales)
+        out.add_(codes.float() * self._choose(scales) * scale)
+
+    def _choose(self, scales):
+        return scales[:1]
+
+    def facts(self, n):
+        return grace.Facts(payload=n + 4)
+
+
+class KeepsRowsApart(MixesRows):
+    """The same, right."""
+
+    def _choose(self, scales):
+        return scales
+
+
 class DoesNotConserve(Half):
     def compress_(self, rows, rng, keep_rest):
         wire = Half.compress_(self, rows, rng, keep_rest)
@@ -221,6 +251,7 @@ class DividesByZero(Half):
 BROKEN = {
     "exact recovery": RecoversLess,
     "agreement": Disagrees,
+    "rows": MixesRows,
     "conservation": DoesNotConserve,
     "nothing lost": LosesUnderMemory,
     "unbiased": Shrinks,

@@ -18,13 +18,16 @@ from tests.unit.verify import own
 OWN = "tests.unit.verify.own"
 TINY = Profile("tiny", draws=8, worlds=(2,), every=False, ugly=False, trials=4, numbers=64)
 ALSO = {  # what else a broken method breaks, because one law rests on another
-    "agreement": {"edge inputs"},
+    "agreement": {"conservation", "edge inputs"},
+    "rows": {"conservation", "nothing lost", "edge inputs"},
     "conservation": {"nothing lost", "edge inputs"},
-    "payload": {"traffic"},
+    "traffic": {"conservation"},
+    "payload": {"traffic", "conservation"},
     "rest is free": {"edge inputs"},
     "failure": {"non-finite agreed"},
     "non-finite agreed": {"failure"},  # who writes into its old state has changed it, too
 }
+CAUSE = {"non-finite agreed": "failure"}  # what is named first, where that is another law
 runner = CliRunner()
 
 
@@ -63,7 +66,9 @@ def test_a_broken_method_is_told(law, broken):
     finding = next(finding for finding in told["findings"] if finding["law"] == law)
     assert finding["verdict"] == "broken"
     assert finding["detail"]
-    assert f"breaks {', '.join(told['broken'])}" in done.stderr
+    assert f"breaks {', '.join(told['causes'])}" in done.stderr
+    assert ("likely for that reason also" in done.stderr) == (told["broken"] != told["causes"])
+    assert told["causes"][0] == told["broken"][0] == CAUSE.get(law, law)
 
 
 def test_json_has_every_law_with_what_was_measured():
@@ -161,6 +166,12 @@ def test_schedules_and_memories_are_verified_too():
     ):
         found = verify(text, TINY)
         assert found.holds, (text, [finding for finding in found.findings if finding.verdict == "broken"])
+
+
+def test_rows_that_are_kept_apart_hold_over_scatter_reduce():
+    found = verify(own.KeepsRowsApart, TINY)
+    assert found.holds, found.spell_broken()
+    assert found.composed == ("ScatterReduce",)
 
 
 def test_progress_is_told():

@@ -55,19 +55,19 @@ class TensorPlan:
 
     @property
     def has_memory(self) -> bool:
-        """Whether what was not sent is kept."""
+        """True if what was not sent is kept."""
         return self.beta is not None
 
     @property
     def transparent(self) -> bool:
-        """Whether the network sums gradients as they are, unchecked."""
+        """True if the network sums gradients as they are, unchecked."""
         return not self.has_memory and self._sums(Identity)
 
     def init(self, shape: tuple[int, ...]) -> Any:
         """The method's own state, replicated: numpy, or None."""
         if not isinstance(self.core, PowerSGD):
             return None
-        q = self.core.init(torch.empty(shape))
+        q = self.core.init(torch.empty(shape, dtype=torch.float32, device="cpu"))
         return None if q is None else q.numpy().astype(np.float32)
 
     def exchange(self, x: Array, state: Any, place: TracedPeer) -> Talk[tuple[Array, Array, Any]]:

@@ -129,7 +129,7 @@ class _Transformation:
         return means, XlaMeanState(state.count + 1, memories, inners)
 
     def _plan(self, name: str, shape: tuple[int, ...]) -> TensorPlan:
-        like = torch.empty(matrix_shape(shape), device="meta")
+        like = torch.empty(matrix_shape(shape), device="meta", dtype=torch.float32)
         return self._plans[id(self.policy.method_for(name, like, 0))]
 
     @property

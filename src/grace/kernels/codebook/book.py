@@ -11,8 +11,8 @@ from torch import Tensor
 
 from grace.errors import InputError
 
-_SIZE = 128
-_CELLS = 0x3F81  # the upper halves of the float32s from 0 to 1
+SIZE = 128
+CELLS = 0x3F81  # the upper halves of the float32s from 0 to 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +41,18 @@ class Codebook:
         Raises:
             InputError: they do not ascend from 0 to at most 1, or lie too close together.
         """
-        good = entries.shape == (_SIZE,) and entries.dtype is torch.float32 and entries.is_contiguous()
+        good = entries.shape == (SIZE,) and entries.dtype is torch.float32 and entries.is_contiguous()
         if not good or entries[0] != 0 or entries[-1] > 1 or not bool((entries[1:] > entries[:-1]).all()):
             raise InputError("codebook: needs 128 float32 magnitudes that ascend from 0 to at most 1")
         middle = (entries[1:].double() + entries[:-1].double()).div_(2).float()  # as `nearest`
         half = middle.view(torch.int32) >> 16
         if bool((half[1:] == half[:-1]).any()):
             raise InputError("codebook: no two middles may agree in the upper 16 bits; use magnitudes further apart")
-        edges = torch.arange(_CELLS, dtype=torch.int32) << 16
+        edges = torch.arange(CELLS, dtype=torch.int32, device="cpu") << 16
         floor = torch.bucketize(edges.view(torch.float32), middle).to(torch.uint8)  # middles below each edge
-        return Codebook(entries, torch.cat((middle, torch.tensor([math.inf]))), floor)
+        return Codebook(
+            entries, torch.cat((middle, torch.tensor([math.inf], dtype=torch.float32, device="cpu"))), floor
+        )
 
 
 @functools.lru_cache(maxsize=32)

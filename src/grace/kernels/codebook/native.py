@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace.compute import native
@@ -12,6 +14,7 @@ from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
+from grace.kernels.codebook.book import CELLS, SIZE
 
 native.declare("codebook", P, P, P, N, N, N, P, N, P, P, P, I)
 native.declare("codebook_sum", P, N, P, N, N, P, F, I, I)
@@ -33,10 +36,15 @@ def sum_codebook(
 
 @functools.lru_cache(LAYOUTS)
 def _encode_layout(n: int, book: Codebook, block: int) -> Layout:
-    tables = (P(table.data_ptr()) for table in (book.entries, book.middle, book.floor))
+    middle = native.address("middle", book.middle, torch.float32, SIZE)
+    tables = _entries(book), P(middle), P(native.address("floor", book.floor, torch.uint8, CELLS))
     return Layout(codebook_bytes(n, block), n, block, *tables)
 
 
 @functools.lru_cache(LAYOUTS)
 def _decode_layout(n: int, book: Codebook, block: int) -> Layout:
-    return Layout(codebook_bytes(n, block), n, block, P(book.entries.data_ptr()))
+    return Layout(codebook_bytes(n, block), n, block, _entries(book))
+
+
+def _entries(book: Codebook) -> Any:
+    return P(native.address("entries", book.entries, torch.float32, SIZE))

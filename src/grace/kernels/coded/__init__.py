@@ -30,7 +30,7 @@ class Quanta:
 
     @property
     def bits(self) -> int:
-        """Of a code: one for the sign, the others for the number of quanta less one."""
+        """Bits of a code: one for the sign, the others for the number of quanta less one."""
         return 1 + (self.most - 1).bit_length()
 
     def front(self, word: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def number_of_code(code, word, KIND: tl.constexpr):
 
 @triton.jit
 def front_bytes_of(KIND: tl.constexpr):
-    """Of a front."""
+    """Bytes of a header."""
     return 4 if KIND == 1 else 8 if KIND == 3 else 1
 
 

@@ -35,8 +35,8 @@ __all__ = [
 
 @operation
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Chosen:
-    """Of each tensor plus its memory what reaches (strict: exceeds) its bound, of ``[T]`` float64. Rests, if there are any,
-    become that sum.
+    """Selects from each tensor plus its memory what reaches (strict: exceeds) its bound, of ``[T]`` float64. Rests, if there
+    are any, become that sum.
     """
 
 
@@ -49,14 +49,14 @@ def choose_coded_many(fronts: Tensor, bounds: Tensor, many: Many, code: CountedC
 
 @operation
 def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Chosen:
-    """Of each tensor plus its memory what ``sampling`` selects in this step, with the stream of the tensor, forked by 0.
+    """Selects from each tensor plus its memory by ``sampling`` in this step, with the stream of the tensor, forked by 0.
     Rests, if there are any, become that sum, or 0 where it is not finite; ``like`` is a number on the device.
     """
 
 
 @operation
 def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSelection, step: int) -> Chosen:
-    """Of each tensor plus its memory what ``sides`` selects in this step, as codes of :class:`grace.kernels.coded.SideMeans`;
+    """Selects from each tensor plus its memory by ``sides`` in this step, as codes of :class:`grace.kernels.coded.SideMeans`;
     nothing where it is not finite. Each side has the stream of the tensor, forked by its number. Rests, if there are any,
     become that sum; ``like`` is a number on the device.
     """

@@ -36,13 +36,13 @@ def choose_each(
         memory = None if many.memories is None else many.memories[t]
         wire, finite = write(t, x, memory, None if many.rests is None else many.rests[t])
         made.append(wire[0])
-        flags.append(torch.as_tensor(finite, device=device))
+        flags.append(torch.as_tensor(finite, device=device, dtype=torch.bool))
     return choose_wires(made, torch.stack(flags))
 
 
 def choose_wires(made: Sequence[Tensor], finite: Tensor) -> Chosen:
     """What is sent of T tensors, ``finite [T]`` or not, whose wires ``[w]`` are already made."""
-    return Chosen(torch.tensor([len(wire) for wire in made], device=finite.device), finite, made)
+    return Chosen(torch.tensor([len(wire) for wire in made], device=finite.device, dtype=torch.int64), finite, made)
 
 
 def put_wires(message: Tensor, chosen: Chosen, places: WirePlaces) -> None:
@@ -63,7 +63,7 @@ def sum_wires(
         received = [row[None, at : at + widths[t]] for row, widths in zip(rows, places.widths, strict=True)]
         with Refusals() as refused:
             add_up(received, x, t)
-        flags.append(torch.as_tensor(refused.ok, device=x.device))
+        flags.append(torch.as_tensor(refused.ok, device=x.device, dtype=torch.bool))
     return torch.stack(flags)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.errors import PayloadError
 from grace.kernels.coded import Codes, coded_bytes
 from grace.kernels.index_lists import FIXED
@@ -47,7 +48,7 @@ class CountedCode:
 
     @property
     def gaps(self) -> bool:
-        """Whether the size of a code depends on the places."""
+        """True if the size of a code depends on the places."""
         return varies(self.index)
 
     @property
@@ -67,7 +68,7 @@ class CountedCode:
 
     @property
     def whole(self) -> bool:
-        """Whether all n values may travel, without a list."""
+        """True if all n values may travel, without a list."""
         return self.codes is None
 
     def bytes_of(self, k: int) -> int:
@@ -133,7 +134,7 @@ class WirePlaces:
 
     def words(self, device: torch.device) -> Tensor:
         """int64 ``[T]``: where the headers of the sealed wires are, in int32."""
-        return torch.tensor(self.begins).div_(4, rounding_mode="floor").to(device, non_blocking=True)
+        return host_int64(self.begins).div_(4, rounding_mode="floor").to(device, non_blocking=True)
 
 
 class CountedPlaces(WirePlaces):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grace.compute.host import host_int64
 from grace.kernels.selection import select_topk
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class SideSelection:
     @property
     def sought(self) -> int:
         """A threshold is the so many-th largest magnitude of those that are drawn."""
-        return int(self.kept(torch.tensor(self.sample)))
+        return int(self.kept(host_int64(self.sample)))
 
     def select(self, row: Tensor, streams: Sequence[Stream]) -> Tensor:
         """Places ``[k]`` of a finite row ``[n]``, ascending. What is drawn of each side is, with its stream."""
@@ -48,7 +49,7 @@ class SideSelection:
 
     def room(self, n: int) -> int:
         """For more places than n numbers ever have: what is kept of each side is rounded."""
-        return n if self.sample else min(n, int(self.kept(torch.tensor(n))) + 4)
+        return n if self.sample else min(n, int(self.kept(host_int64(n))) + 4)
 
     def _largest(self, part: Tensor, rng: Stream) -> Tensor:
         """The places ``[k]`` of the largest magnitudes of ``part [n]``, none of which is 0, ascending."""

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.coded import Payload
 from grace.kernels.coded.triton import coding, front_at, front_bytes_of
@@ -80,7 +81,7 @@ def store_list(at, k, number, low, low_bytes, size, before):
 
 @triton.jit
 def values_bytes(k, VALUE: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr):
-    """Of k values; KIND: of a front and k codes of so many BITS."""
+    """Bytes of k values; KIND: of a header and k codes of so many BITS."""
     size = k * VALUE
     if KIND:
         size = front_bytes_of(KIND) + (k * BITS + 7) // 8
@@ -189,9 +190,9 @@ class PlacesThere:
         widths, rooms, listed = (torch.from_numpy(x) for x in (np.array(places.widths), places.rooms, places.listed))
         own = rooms[places.own]
         # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
-        most = torch.maximum(torch.tensor(many.sizes), 3 * rooms) + 8
+        most = torch.maximum(host_int64(many.sizes), 3 * rooms) + 8
         bits = torch.minimum(8 * (widths - COUNT), most).masked_fill(listed == 0, 0)
-        at = (torch.tensor(places.begins) + wires.HEADER).expand_as(widths)
+        at = (host_int64(places.begins) + wires.HEADER).expand_as(widths)
         read = -(-bits.amax(dim=0) // LIST_BITS)
         parts = (
             torch.stack((at, widths, listed.cumsum(1) - listed), dim=2), own.cumsum(0) - own, spans_of(read),
@@ -267,7 +268,7 @@ class _Samples:
         streams = [stream.fork(0) for stream in many.streams]
         self.numbers = Many(many.sizes, [4 * begin for begin in begins], streams, many.device)
         self._sampling, self._drawing = sampling, Drawing(tuple(sampling.seen), None)
-        self._drawn = torch.empty(sum(sampling.seen), device=many.device)
+        self._drawn = torch.empty(sum(sampling.seen), device=many.device, dtype=torch.float32)
         self._samples = Many(sampling.seen, (), (), many.device)
         self._samples.point([x[None] for x in self._drawn.split(list(sampling.seen))])
         self._first = self.numbers.numbers(
@@ -280,7 +281,7 @@ class _Samples:
 
     @staticmethod
     def of(many: Many, sampling: Sampling) -> _Samples:
-        """Those of a bucket, which are made once."""
+        """Tables of a bucket, which are made once."""
         return many.once((_Samples, sampling), lambda: _Samples(many, sampling))
 
     def limits(self, step: int) -> Tensor:
@@ -306,7 +307,7 @@ class _Samples:
         launch(_levels, (len(tiles),), many.table, tiles, many.like, bounds, totals, len(many), LEVELS=len(levels),
                EVEN=many.even, TILE=_MANY)  # fmt: skip
         enough = totals[:-1].double() >= self._enough
-        tries = torch.arange(len(levels) - 1, device=totals.device)[:, None]
+        tries = torch.arange(len(levels) - 1, device=totals.device, dtype=torch.int64)[:, None]
         level = torch.where(enough, tries, len(levels) - 1).amin(dim=0, keepdim=True)
         return totals.gather(0, level)[0]
 

@@ -61,7 +61,7 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Non
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:
     flags = []
     for left, right in zip(_lefts(lefts, factors), _rights(rights, factors), strict=True):
-        flags.append(torch.as_tensor(low_rank.product_fits(left, right), device=rights.device))
+        flags.append(torch.as_tensor(low_rank.product_fits(left, right), device=rights.device, dtype=torch.bool))
         if poison:
             right.masked_fill_(~flags[-1], math.nan)
     return torch.stack(flags)

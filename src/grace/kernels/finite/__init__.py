@@ -1,4 +1,4 @@
-"""Whether a tensor, or a sum of two, holds an inf or NaN."""
+"""True if a tensor, or a sum of two, holds an inf or NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["all_finite", "sum_finite"]
 
 @operation
 def all_finite(x: Tensor) -> Flag:
-    """Whether x, of any floating type and shape, has no inf or NaN: one pass, without a temporary of x's size."""
+    """True if x, of any floating type and shape, has no inf or NaN: one pass, without a temporary of x's size."""
 
 
 @operation

@@ -24,7 +24,7 @@ class Sums:
         self._table = Table([Call(kernel, (ROWS, more, WIRE, n, THREADS), 0) for n in sizes]) if sizes else None
 
     def run(self, xs: list[int], memories: list[int] | int, outs: list[int]) -> list[bool]:
-        """Whether all of each sum is finite. All are given by their addresses, the memories by one if they are the same."""
+        """True if all of each sum is finite. All are given by their addresses, the memories by one if they are the same."""
         if self._table is None:
             return []
         self._table.put(ROWS, xs)

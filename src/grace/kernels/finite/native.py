@@ -19,7 +19,7 @@ def all_finite(x: Tensor) -> Any:
     if x.dtype is not torch.float32 or not x.is_contiguous():
         return NotImplemented
     n = x.numel()
-    return n == 0 or bool(native.c.finite(x.data_ptr(), n, native.threads()))
+    return n == 0 or bool(native.c.finite(check.numbers("x", x), n, native.threads()))
 
 
 def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.kernels.counted.parts import WirePlaces
 from grace.kernels.many import Many, carry_together
 
 
 def ask_counts(rows: Tensor, places: WirePlaces, count: int) -> list[list[int]]:
     """The ``count`` int32 that each of the W T wires in ``rows [W, s]`` uint8 begins with: a question to the host."""
-    where = torch.tensor(places.begins) + wires.HEADER
-    (heads,) = carry_together(((where[:, None] + torch.arange(4 * count)).view(-1),), rows.device)
+    where = host_int64(places.begins) + wires.HEADER
+    (heads,) = carry_together(
+        ((where[:, None] + torch.arange(4 * count, dtype=torch.int64, device="cpu")).view(-1),), rows.device
+    )
     told: list[list[int]] = rows.index_select(1, heads).view(torch.int32).view(-1, count).tolist()
     return told
 
@@ -24,8 +27,8 @@ def ask_counts(rows: Tensor, places: WirePlaces, count: int) -> list[list[int]]:
 def begins_of_all(rows: Tensor, places: WirePlaces) -> Tensor:
     """int64 ``[W T]``, on the host: where the wires begin in ``rows [W, s]``, all in one."""
     W, T = len(rows), len(places.begins)
-    where = torch.tensor(places.begins) + wires.HEADER
-    return where.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
+    where = host_int64(places.begins) + wires.HEADER
+    return where.repeat(W) + rows.stride(0) * torch.arange(W, dtype=torch.int64, device="cpu").repeat_interleave(T)
 
 
 def tensors_of_all(many: Many, workers: int) -> Many:

@@ -30,7 +30,7 @@ class GapLists:
         return tuple(itertools.accumulate(self.before, initial=0))[:-1]
 
     def heads(self, sizes: Sequence[int]) -> list[int]:
-        """Of each row of n numbers: the bytes of its code whose number follows from k and n."""
+        """Bytes of the code of each row of n numbers whose count follows from k and n."""
         if self.index == "delta":
             return [delta_head(k) for k in self.kept]
         return [rice_head(n, k) if k else 0 for n, k in zip(sizes, self.kept, strict=True)]
@@ -48,7 +48,7 @@ class GapPairs:
     grid: ScaledCodes | None = None
 
     def lists(self, sizes: Sequence[int]) -> GapLists:
-        """Those of rows of so many numbers."""
+        """Parts of rows of so many numbers."""
         kept = tuple(map(self.kept, sizes))
         return GapLists(kept, self.index, tuple(value_bytes(k, self.narrow, self.grid) for k in kept))
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.bit_streams.triton import first_reaching, load_bits, pack_byte, scan
 from grace.kernels.blocks import block_count
@@ -53,7 +54,7 @@ def _blocks_of(gap, tile, k, TILE: tl.constexpr):
 
 @triton.jit
 def _measure(programs, lists, index, counts, DELTA: tl.constexpr, TILE: tl.constexpr):
-    """Of each tile the bytes of its blocks, or how many ones its gaps have in unary."""
+    """Bytes of the blocks of each tile, or the count of ones that its gaps have in unary."""
     row, tile = tile_of(programs)
     k, first, _block, low, _head, _begin, _before = code_of(lists, row)
     j = tile * TILE + tl.arange(0, TILE)
@@ -198,7 +199,7 @@ def _store_sum(at, marks, total):
 def _count(
     table, programs, lists, sizes, wires, counts, marks, stride, b, plane, DELTA: tl.constexpr, TILE: tl.constexpr
 ):
-    """Of each tile the bytes of its blocks; or how many zeros it has in unary, and ``plane`` further the sum of low bits."""
+    """Bytes of the blocks of each tile; or the count of its zeros in unary, and ``plane`` further the sum of low bits."""
     row, tile, this, _other, n, k, base, size, _first = _code_at(table, programs, lists, sizes, wires, stride, b)
     if DELTA:
         _gap, width = _delta_gaps(base, 0, tile, k, size, TILE)
@@ -281,11 +282,11 @@ class GapTable:
             low = rice_parameter(n, k) if lists.index == "rice" and k else 0
             lines.append([k, begins[0], begins[1], low, head, begins[2], before, 0])
             begins = [a + b for a, b in zip(begins, (room, block_count(k, BLOCK), before), strict=True)]
-        programs = torch.tensor([block_count(k, TILE) for k in lists.kept])
+        programs = host_int64([block_count(k, TILE) for k in lists.kept])
         self.before = lists.before
-        fixed = torch.tensor(heads) + torch.tensor(self.before)
+        fixed = host_int64(heads) + host_int64(self.before)
         self.lists, self.fixed, self.spans, self.programs = carry_together(
-            (torch.tensor(lines), fixed, spans_of(programs), pair_programs(programs)), device
+            (host_int64(lines), fixed, spans_of(programs), pair_programs(programs)), device
         )
         self.total, self.blocks, _ = begins
         self.steps, self.delta = max(lists.kept).bit_length(), lists.index == "delta"
@@ -314,11 +315,11 @@ class _GapPlacesThere:
     """
 
     def __init__(self, places: GapPlaces, many: Many):
-        widths, before = torch.tensor(places.widths), torch.tensor(places.lists.before)
+        widths, before = host_int64(places.widths), host_int64(places.lists.before)
         rooms, own = widths - before, widths[places.own]
         read = tiles_to_read(rooms.amax(dim=0), places.lists)
         self.where, self.own, self.rooms, self.spans, self.written, self.read = carry_together(
-            (torch.tensor(places.begins) + wires.HEADER, own - before, rooms, spans_of(read),
+            (host_int64(places.begins) + wires.HEADER, own - before, rooms, spans_of(read),
              pair_programs(-(-own // TILE)), pair_programs(read)),
             many.device,
         )  # fmt: skip
@@ -333,7 +334,7 @@ def tiles_to_read(rooms: Tensor, lists: GapLists) -> Tensor:
     """int64 ``[rows]``: how many programs read the codes of these lists, which have ``rooms [rows]`` bytes at most."""
     if lists.index == "rice":
         return -(-8 * (rooms - 1).clamp_min(0) // TILE)
-    return -(-torch.tensor(lists.kept) // TILE)
+    return -(-host_int64(lists.kept) // TILE)
 
 
 def choose_listed_many(index: Tensor, fields: Tensor, finite: Tensor, many: Many, lists: GapLists) -> Chosen:

@@ -35,7 +35,7 @@ def sketch_hashes(words: Tensor, rows: int, n: int, cols: int) -> Iterator[tuple
     sign = hash_coefficients(flat[2 * rows : 6 * rows], 3)
     for start in range(0, n, _CHUNK):
         piece = slice(start, min(n, start + _CHUNK))
-        keys = torch.arange(piece.start, piece.stop, device=words.device)
+        keys = torch.arange(piece.start, piece.stop, device=words.device, dtype=torch.int64)
         yield piece, polynomial_hash(cell, keys) % cols, 1 - 2 * (polynomial_hash(sign, keys) & 1)
 
 

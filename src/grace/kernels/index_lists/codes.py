@@ -49,7 +49,7 @@ _MOST = 1 << 31
 
 
 def varies(code: str) -> bool:
-    """Whether the size of this code depends on the list."""
+    """True if the size of this code depends on the list."""
     return code in _VARYING
 
 
@@ -102,7 +102,7 @@ def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) ->
     if varies(code) and k:
         lists = [take(row[None], n, k, code) for row in packed]
         used = max((end for _, end in lists), default=w)
-        index = torch.cat([one for one, _ in lists]) if lists else torch.zeros(0, k, dtype=torch.int64)
+        index = torch.cat([one for one, _ in lists]) if lists else torch.zeros(0, k, dtype=torch.int64, device="cpu")
     else:
         used = most(n, k, code)
         if used > w:

@@ -53,7 +53,9 @@ def delta_encode(index: Tensor, n: int) -> Tensor:
     for w in sorted(set(width.tolist())):
         if w:
             mine = width == w
-            at = starts[mine, None] + torch.arange(16 * w, device=index.device)  # [blocks of this width, bytes]
+            at = starts[mine, None] + torch.arange(
+                16 * w, dtype=torch.int64, device=index.device
+            )  # [blocks of this width, bytes]
             body[at] = pack(blocks[mine], w)
     return torch.cat([pack(width[None], _WIDTH_BITS)[0], body[:end]])
 
@@ -72,7 +74,7 @@ def delta_decode(packed: Tensor, n: int, k: int) -> tuple[Tensor, int]:
     for w in sorted(set(width.tolist())):
         if w:
             mine = width == w
-            where = starts[mine, None] + torch.arange(16 * w, device=packed.device)
+            where = starts[mine, None] + torch.arange(16 * w, device=packed.device, dtype=torch.int64)
             blocks[mine] = unpack(body[where], w, BLOCK).long()
     return _indices(blocks.view(-1)[:k]), at + end
 

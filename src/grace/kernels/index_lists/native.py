@@ -21,8 +21,11 @@ def encode_indices(index: Tensor, n: int, code: str) -> Any:
     b, k = index.shape
     number, low, width = layout(n, k, code)
     index = index.contiguous()
-    out = torch.empty(b, width, dtype=torch.uint8)
-    done = native.c.encode_indices(index.data_ptr(), b, k, n, number, low, out.data_ptr(), width, native.threads())
+    out = torch.empty(b, width, dtype=torch.uint8, device="cpu")
+    done = native.c.encode_indices(
+        native.address("index", index, torch.int64, b * k), b, k, n, number, low,
+        native.address("out", out, torch.uint8, b * width), width, native.threads(),
+    )  # fmt: skip
     refuse(done, n, k)
     return out
 
@@ -34,9 +37,10 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Any:
     if width > 1 and packed.stride(1) != 1:
         packed = packed.contiguous()
     b = packed.shape[0]
-    index = torch.empty(b, k, dtype=torch.int64)
+    index = torch.empty(b, k, dtype=torch.int64, device="cpu")
     done = native.c.decode_indices(
-        packed.data_ptr(), b, packed.stride(0), k, n, number, low, index.data_ptr(), native.threads()
-    )
+        native.address_of_rows("packed", packed, width), b, packed.stride(0), k, n, number, low,
+        native.address("index", index, torch.int64, b * k), native.threads(),
+    )  # fmt: skip
     refuse(done, n, k)
     return index

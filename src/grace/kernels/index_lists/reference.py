@@ -42,7 +42,7 @@ def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Te
     for n, place, k, code, before in zip(many.sizes, many.places, lists.kept, lists.codes, lists.before, strict=True):
         with Refusals() as refused:
             parts.append(decode_indices(rows[:, place + before :][:, : layout(n, k, code).size], n, k, code))
-        flags.append(torch.as_tensor(refused.ok, device=rows.device))
+        flags.append(torch.as_tensor(refused.ok, device=rows.device, dtype=torch.bool))
     return torch.cat(parts, dim=1), torch.stack(flags).view(-1, many.rows).all(dim=1)
 
 
@@ -66,14 +66,14 @@ def _elias_fano_encode(index: Tensor, n: int) -> Tensor:
     """First the l low bits of each, packed; then a bit stream in which bit ``(i_j >> l) + j`` is set for the j-th."""
     k = index.shape[1]
     low, size = elias_fano_split(n, k)
-    high = pack(_bits((index >> low) + torch.arange(k, device=index.device), size), 1)
+    high = pack(_bits((index >> low) + torch.arange(k, device=index.device, dtype=torch.int64), size), 1)
     return torch.cat([pack(index & ((1 << low) - 1), low), high], dim=1) if low else high
 
 
 def _elias_fano_decode(packed: Tensor, n: int, k: int) -> Tensor:
     low, _ = elias_fano_split(n, k)
     at = packed_bytes(k, low)
-    index = (_set_bits(packed[:, at:], n, k) - torch.arange(k, device=packed.device)) << low
+    index = (_set_bits(packed[:, at:], n, k) - torch.arange(k, device=packed.device, dtype=torch.int64)) << low
     return index | unpack(packed[:, :at], low, k) if low else index
 
 

@@ -171,7 +171,7 @@ def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip
 
 
 def _cut(norms: Tensor, many: Many, block: int, clip: float) -> Tensor:
-    """Of the largest magnitudes ``[blocks]`` of all blocks those of numbers that are cut to ``clip`` deviations: no number
+    """Largest magnitudes ``[blocks]`` of all blocks, of numbers that are cut to ``clip`` deviations: no number
     that is cut exceeds them. 0 where a tensor is not finite.
     """
     limit = euclidean_norm_of_many(many, block) / many.roots(block) * clip

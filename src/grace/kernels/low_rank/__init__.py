@@ -111,6 +111,6 @@ def unit_rows(q: Tensor) -> Tensor:
 
 @operation
 def product_fits(p: Tensor, q: Tensor) -> Flag:
-    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is certainly at most half the largest float32:
+    """True if the product of these factors, ``[r, m]`` and ``[r, l]``, is certainly at most half the largest float32:
     then neither it nor the mean of several such products overflows.
     """

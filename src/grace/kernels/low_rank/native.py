@@ -20,18 +20,30 @@ native.declare("solve_ridge", P, P, N, N, D, I)
 
 def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
     (m, l), r = matrix.shape, q.shape[0]
-    out = torch.empty(r, m)
+    out = torch.empty(r, m, dtype=torch.float32, device="cpu")
     native.c.project_rows(
-        check.numbers("matrix", matrix), check.numbers("q", q, (r, l)), out.data_ptr(), m, l, r, native.threads()
+        check.numbers("matrix", matrix),
+        check.numbers("q", q, (r, l)),
+        check.numbers("out", out),
+        m,
+        l,
+        r,
+        native.threads(),
     )
     return out
 
 
 def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
     (m, l), r = matrix.shape, p.shape[0]
-    out = torch.empty(r, l)
+    out = torch.empty(r, l, dtype=torch.float32, device="cpu")
     native.c.project_columns(
-        check.numbers("matrix", matrix), check.numbers("p", p, (r, m)), out.data_ptr(), m, l, r, native.threads()
+        check.numbers("matrix", matrix),
+        check.numbers("p", p, (r, m)),
+        check.numbers("out", out),
+        m,
+        l,
+        r,
+        native.threads(),
     )
     return out
 
@@ -57,13 +69,14 @@ def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
 def orthonormalize(p: Tensor) -> Tensor:
     check_rows(p)
     r, m = p.shape
-    out = torch.empty(r, m)
-    native.c.orthonormalize(check.numbers("p", p), out.data_ptr(), r, m, native.threads())
+    out = torch.empty(r, m, dtype=torch.float32, device="cpu")
+    native.c.orthonormalize(check.numbers("p", p), check.numbers("out", out), r, m, native.threads())
     return out
 
 
 def solve_ridge(p: Tensor, lam: float) -> Tensor:
     r, m = p.shape
-    out = torch.empty(r, m, dtype=torch.float64)
-    native.c.solve_ridge(check.numbers("p", p), out.data_ptr(), r, m, lam, native.threads())
+    out = torch.empty(r, m, dtype=torch.float64, device="cpu")
+    at = native.address("out", out, torch.float64, r * m)
+    native.c.solve_ridge(check.numbers("p", p), at, r, m, lam, native.threads())
     return out

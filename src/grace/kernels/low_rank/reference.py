@@ -103,7 +103,7 @@ def orthonormalize(p: Tensor) -> Tensor:
 
 
 def check_rows(p: Tensor) -> None:
-    """Whether the rows of p ``[r, m]`` can become orthonormal.
+    """True if the rows of p ``[r, m]`` can become orthonormal.
 
     Raises:
         InputError: r > m.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.compute.host import host_int64
 from grace.compute.launching import Marks
 from grace.flags.capturing import capturing
 
@@ -76,7 +77,7 @@ class Many:
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
         self.work: Many | None = None
-        self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64)
+        self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64, device="cpu")
         self.even = self.in_place = False
         self._tables: dict[tuple[int, ...], tuple[Tensor, bool, bool]] = {}
         self._made: dict[Hashable, Any] = {}
@@ -133,7 +134,7 @@ class Many:
             addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
             keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
             columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
-            lines = torch.tensor([list(line) for line in zip(*columns, strict=True)])
+            lines = host_int64([list(line) for line in zip(*columns, strict=True)])
             even = not any(at % _EVEN for at in (*key, *self._starts))
             given = zip(*(part or none for part in parts), strict=True)
             in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
@@ -159,14 +160,21 @@ class Many:
         """The numbers of tensor t that all ranks share, forked: see :meth:`grace.random.Stream.fork`."""
         return replace(self.streams[t], rank=None, salt=0).fork(salt)
 
-    def shared_keys(self, salt: int) -> Tensor:
-        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`."""
+    def own_stream(self, t: int, salt: int) -> Stream:
+        """The numbers of tensor t's own stream, forked."""
+        return self.streams[t].fork(salt)
+
+    def keys(self, salt: int, *, own: bool = False) -> Tensor:
+        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`, or with ``own`` of
+        :meth:`own_stream`.
+        """
+        stream = self.own_stream if own else self.shared_stream
 
         def make() -> list[int]:
             tensors = (t for t in range(len(self.streams)) for _ in range(self.rows))
-            return [word for t in tensors for word in self.shared_stream(t, salt).key()]
+            return [word for t in tensors for word in stream(t, salt).key()]
 
-        return self.numbers(("keys", salt), make, torch.int64).view(-1, 2)
+        return self.numbers(("keys", salt, own), make, torch.int64).view(-1, 2)
 
     def once(self, key: Hashable, make: Callable[[], R]) -> R:
         """What ``make`` makes, which follows from the sizes, the places and the key alone: made once."""
@@ -177,7 +185,7 @@ class Many:
 
     def numbers(self, key: Hashable, make: Callable[[], Sequence[float]], dtype: torch.dtype) -> Tensor:
         """Numbers on the device, copied there once; see :meth:`once`."""
-        return self.once(key, lambda: _to(self.device, torch.tensor(make(), dtype=dtype)))
+        return self.once(key, lambda: _to(self.device, torch.tensor(make(), dtype=dtype, device="cpu")))
 
     def tiles(self, per: int, *, block: int = 1, pieces: int = 1) -> Tensor:
         """int32 ``[programs, 2]``: for each program its row, of all rows, and which of that one's tiles it handles; a tile is
@@ -189,11 +197,11 @@ class Many:
 
     def pairs(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """As :meth:`tiles`, where ``count`` says how many programs each tensor has."""
-        return self.once(key, lambda: _to(self.device, pair_programs(torch.tensor(count()))))
+        return self.once(key, lambda: _to(self.device, pair_programs(host_int64(count()))))
 
     def spans(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """int64 ``[T b, 2]``: for each row the first of its programs in :meth:`pairs`, and how many there are."""
-        return self.once(("spans", key), lambda: _to(self.device, spans_of(torch.tensor(count()))))
+        return self.once(("spans", key), lambda: _to(self.device, spans_of(host_int64(count()))))
 
     def counts(self, block: int) -> list[int]:
         """How many blocks of so many numbers each row has."""
@@ -276,8 +284,11 @@ class _InRows(Sequence[Tensor]):
 
 def pair_programs(counts: Tensor) -> Tensor:
     """int32 ``[programs, 2]``: for each program its row and its number there, where each row has ``counts [rows]`` int64."""
-    owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    return torch.stack((owners, torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]), dim=1).to(torch.int32)
+    owners = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int64, device="cpu"), counts)
+    return torch.stack(
+        (owners, torch.arange(len(owners), dtype=torch.int64, device="cpu") - (counts.cumsum(0) - counts)[owners]),
+        dim=1,
+    ).to(torch.int32)
 
 
 def spans_of(counts: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ Job: TypeAlias = Rows | Tensors
 
 
 def are_even(rows: int, n: int) -> bool:
-    """Whether all rows begin at a multiple of 16 numbers of their tensor."""
+    """True if all rows begin at a multiple of 16 numbers of their tensor."""
     return rows == 1 or n % 16 == 0
 
 
@@ -134,10 +134,10 @@ def known_block(block: int, longest: int, tile: int = 1) -> int:
 
 def add_up(
     kernel: Any, received: Sequence[Tensor], out: Tensor, width: int, block: int, weight: float, marks: int, *args: Any,
-    add: bool, last: str = "", **constants: Any,
+    add: bool, last: str = "", tile: int = TILE, **constants: Any,
 ) -> Marks:  # fmt: skip
-    """Launches the kernel for ``out [b, n]`` and each run of the wires ``[b, width]``: what it has marked, of so many marks.
-    ``last``: a constant that is false for all runs but the last one.
+    """Launches the kernel for ``out [b, n]`` and each run of the wires ``[b, width]``, with a program for ``tile`` numbers:
+    what it has marked, of so many marks. ``last``: a constant that is false for all runs but the last one.
 
     Raises:
         InputError, PayloadError: as :func:`grace.compute.launching.even_runs`.
@@ -151,22 +151,23 @@ def add_up(
         if last:
             constants[last] = wanted and run is runs[-1]
         launch(
-            kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.clean, n, run.count, run.stride, run.row,
-            known_block(block, n), weight, *args, MANY=False, EVEN=are_even(b, n), ADD=add, TILE=TILE, **constants,
+            kernel, (block_count(n, tile), b), None, None, run.first, out, noted.clean, n, run.count, run.stride, run.row,
+            known_block(block, n), weight, *args, MANY=False, EVEN=are_even(b, n), ADD=add, TILE=tile, **constants,
         )  # fmt: skip
         add = True
     return noted
 
 
 def add_up_many(
-    kernel: Any, rows: Tensor, many: Many, block: int, weight: float, marks: int, *args: Any, **constants: Any
-) -> Tensor:
-    """Launches the kernel for all tensors, of float32, and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no
-    mark.
+    kernel: Any, rows: Tensor, many: Many, block: int, weight: float, marks: int, *args: Any, tile: int = TILE,
+    **constants: Any,
+) -> Tensor:  # fmt: skip
+    """Launches the kernel for all tensors, of float32, and their wires in ``rows [W, s]`` uint8, with a program for ``tile``
+    numbers: ``[T]`` bool, which have no mark.
     """
-    noted, tiles = many.marks(marks), many.tiles(TILE)
+    noted, tiles = many.marks(marks), many.tiles(tile)
     launch(
         kernel, (tiles.shape[0],), many.table, tiles, rows, many.like, noted.clean, None, rows.shape[0], rows.stride(0), 0,
-        known_block(block, max(many.sizes)), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
+        known_block(block, max(many.sizes)), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=tile, **constants,
     )  # fmt: skip
     return many.all_of(noted.clean)

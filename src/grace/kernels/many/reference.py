@@ -56,7 +56,7 @@ def encode_each(
         wires, finite = encode(t, x.float(), memory, rest)
         for place, wire in zip(many.places[t * many.rows :], wires, strict=False):
             message[place : place + len(wire)] = wire
-        flags.append(torch.as_tensor(finite, device=x.device))
+        flags.append(torch.as_tensor(finite, device=x.device, dtype=torch.bool))
     return torch.stack(flags)
 
 
@@ -71,5 +71,5 @@ def sum_each(rows: Tensor, many: Many, widths: Sequence[int], add_up: Callable[[
     for out, place, width in zip(outs, many.places, widths, strict=True):
         with Refusals() as refused:
             add_up(list(rows[:, None, place : place + width]), out)
-        flags.append(torch.as_tensor(refused.ok, device=rows.device))
+        flags.append(torch.as_tensor(refused.ok, device=rows.device, dtype=torch.bool))
     return torch.stack(flags).view(-1, many.rows).all(dim=1)

@@ -40,7 +40,7 @@ class MinMaxCode:
 
     @property
     def gaps(self) -> bool:
-        """Whether the size of the code of places depends on them."""
+        """True if the size of the code of places depends on them."""
         return varies(self.index)
 
     @property

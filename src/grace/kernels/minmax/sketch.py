@@ -26,7 +26,9 @@ def encode(
     Returns uint8 ``[w]``: group by group, the cells in as few bits as the width needs, row by row.
     """
     cells, tables = _layout(group, keys, widths, rows, share, words)
-    least = torch.full((sum(size for size, _ in tables),), 1 << max(bits for _, bits in tables), device=keys.device)
+    least = torch.full(
+        (sum(size for size, _ in tables),), 1 << max(bits for _, bits in tables), device=keys.device, dtype=torch.int64
+    )
     least.scatter_reduce_(0, cells.view(-1), numbers.expand_as(cells).reshape(-1), "amin")
     out = [torch.zeros(0, dtype=torch.uint8, device=keys.device)]
     for table, (_, bits) in zip(torch.split(least, [size for size, _ in tables]), tables, strict=True):
@@ -65,8 +67,8 @@ def _layout(
     """
     cols = [math.ceil(share * count) for count in torch.bincount(group, minlength=len(widths)).tolist()]
     starts = [rows * start for start in itertools.accumulate([0, *cols])]
-    columns, start = torch.tensor([cols, starts[:-1]], device=keys.device)[:, group]  # [k] each
+    columns, start = torch.tensor([cols, starts[:-1]], device=keys.device, dtype=torch.int64)[:, group]  # [k] each
     coefficients = hash_coefficients(words.reshape(-1)[: 2 * rows], 1)
-    row = torch.arange(rows, device=keys.device)[:, None] * columns
+    row = torch.arange(rows, device=keys.device, dtype=torch.int64)[:, None] * columns
     cells = polynomial_hash(coefficients, keys) % columns + row + start
     return cells, [(rows * col, (width - 1).bit_length()) for col, width in zip(cols, widths, strict=True)]

@@ -232,7 +232,7 @@ def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) ->
     total = picked.total.masked_fill(~picked.finite, 0)
     lists = torch.zeros(T, 8, dtype=torch.int64, device=device)
     lists[:, 1] = heads
-    index, sent = lists.new_empty(N), torch.empty(N, device=device)
+    index, sent = lists.new_empty(N), torch.empty(N, device=device, dtype=torch.float32)
     picked.emit(lists, index, sent, False, Payload(False))
     laid = lay_places(index, total, many, code) if code.gaps else None
 

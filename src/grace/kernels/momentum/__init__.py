@@ -24,8 +24,8 @@ def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> None:
 
 @operation
 def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, nesterov: bool) -> None:
-    """Of T tensors x ``[1, n]`` with memories ``[2, n]``, u and v: the new velocity ``u' = m u + x`` (nesterov: ``m (u + x)``)
-    goes to the first rows of their rests ``[2, n]``.
+    """Updates the memories ``[2, n]``, u and v, of T tensors x ``[1, n]``: the new velocity ``u' = m u + x`` (nesterov:
+    ``m (u + x)``) goes to the first rows of their rests ``[2, n]``.
 
     The new debt is that of :func:`accelerate` in two parts, which an encoder adds up: ``v + u'``, and the xs of ``rooms``
     ``[1, n]``, which may be those of ``many``, become u'; nesterov: ``(v + u') + x``, and the xs of ``rooms`` become x, their

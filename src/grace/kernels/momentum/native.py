@@ -18,8 +18,9 @@ native.declare("forget_sent", P, P, P, P, N, I)
 def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: Tensor) -> Any:
     if not _plain(x, memory, out):
         return NotImplemented
-    n, u, at = x.numel(), check.numbers("memory", memory, out.shape), check.numbers("out", out)
-    v, x_at = u + 4 * n, check.numbers("x", x, out.shape[1:])
+    n, both = x.numel(), (2, *x.shape)
+    u, at, x_at = check.numbers("memory", memory, both), check.numbers("out", out, both), check.numbers("x", x)
+    v = u + 4 * n
     return native.c.accelerate(x_at, u, v, momentum, nesterov, at, at + 4 * n, n, native.threads())
 
 
@@ -37,5 +38,5 @@ def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> Any:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether native code takes them."""
+    """True if native code takes them."""
     return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)

@@ -114,5 +114,5 @@ def forget_many(masked: Tensor, many: Many, *, nesterov: bool) -> None:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether the kernels take them."""
+    """True if the kernels take them."""
     return all(t.dtype is torch.float32 and t.is_contiguous() for t in tensors)

@@ -20,8 +20,12 @@ def pack(values: Tensor, bits: int) -> Tensor:
     b, n = values.shape
     size = _SIZES.get(values.dtype)
     values = values.to(torch.int64).contiguous() if size is None else values.contiguous()
-    out = torch.empty(b, packed_bytes(n, bits), dtype=torch.uint8)
-    native.c.pack(values.data_ptr(), size or 8, b, n, bits, out.data_ptr(), native.threads())
+    out = torch.empty(b, packed_bytes(n, bits), dtype=torch.uint8, device="cpu")
+    at, into = (
+        native.address("values", values, values.dtype, b * n),
+        native.address("out", out, torch.uint8, out.numel()),
+    )
+    native.c.pack(at, size or 8, b, n, bits, into, native.threads())
     return out
 
 
@@ -31,7 +35,10 @@ def unpack(packed: Tensor, bits: int, n: int) -> Any:
         return NotImplemented
     if width > 1 and packed.stride(1) != 1:
         packed = packed.contiguous()
-    out = torch.empty(b, n, dtype=torch.uint8 if bits <= 8 else torch.int64)
+    out = torch.empty(b, n, dtype=torch.uint8 if bits <= 8 else torch.int64, device="cpu")
     size = 1 if bits <= 8 else 8
-    native.c.unpack(packed.data_ptr(), b, packed.stride(0), n, bits, out.data_ptr(), size, native.threads())
+    at = native.address_of_rows("packed", packed, packed_bytes(n, bits))
+    native.c.unpack(
+        at, b, packed.stride(0), n, bits, native.address("out", out, out.dtype, b * n), size, native.threads()
+    )
     return out

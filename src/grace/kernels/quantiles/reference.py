@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def quantile_buckets(rows: Tensor, seen: Tensor, q: int, zero_edge: bool) -> tuple[Tensor, Tensor, Tensor]:
     b, m = seen.shape
-    j = torch.arange(1, q, device=rows.device)
+    j = torch.arange(1, q, device=rows.device, dtype=torch.int64)
     edges = seen.sort(dim=1).values[:, j * m // q]  # [b, q - 1]
     below, above = rows.amin(dim=1) < 0, rows.amax(dim=1) >= 0
     # round(q (share of negatives)): edge z - 1 is then negative, and edge z + 1 is not

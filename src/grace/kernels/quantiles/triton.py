@@ -249,7 +249,7 @@ def cut_rows(
     second and the third of each say whether it has negative numbers, and others. ``zs``: as :func:`_cut` has them.
     """
     size = 1 << code_bits(q)
-    edges = torch.empty(len(shapes), size, device=keys.device)
+    edges = torch.empty(len(shapes), size, device=keys.device, dtype=torch.float32)
     launch(_cut, (len(shapes),), torch.sort(keys).values, shapes, marks, edges, zs, q, ZERO_EDGE=zero_edge,
            TELLS=zs is not None, SIZE=size)  # fmt: skip
     return edges
@@ -265,7 +265,10 @@ def add_buckets(
     rows = len(many)
     ascending, order = torch.sort(cells, stable=True)
     every = many.numbers(("every", q), lambda: range(rows * q + 1), torch.int32)
-    owned, means = many.pairs(("buckets", q), lambda: [q] * rows), torch.empty(rows, q, device=many.device)
+    owned, means = (
+        many.pairs(("buckets", q), lambda: [q] * rows),
+        torch.empty(rows, q, device=many.device, dtype=torch.float32),
+    )
     ends = torch.searchsorted(ascending, every)
     launch(_add, (len(owned),), many.table, owned, many.heads(1), many.like if listed is None else listed, ends, order,
            message, means, q, HELD=many.rests is not None, LISTED=listed is not None, EVEN=many.even,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.errors import PayloadError
 from grace.flags.refusals import refuse_unless
 from grace.kernels.levels import block_divide
@@ -40,7 +41,7 @@ def unpack_quartic(packed: Tensor, n: int) -> Tensor:
 def shorten_runs(packed: Tensor) -> Tensor:
     """uint8 ``[L]`` -> ``[<= L]``: each run of j bytes of zeros as one byte for every 14, and one for what is left."""
     zero = packed == _ZEROS
-    at = torch.arange(packed.numel(), device=packed.device)
+    at = torch.arange(packed.numel(), device=packed.device, dtype=torch.int64)
     before = torch.where(zero, -1, at).cummax(0).values  # the last other byte
     behind = torch.where(zero, packed.numel(), at).flip(0).cummin(0).values.flip(0)  # the next one
     place = (at - before - 1) % LONGEST  # in its run
@@ -91,7 +92,7 @@ def add_ternary(wire: Tensor, out: Tensor, scale: float, *, zre: bool) -> None:
         if zre:
             head.append(("count", torch.int32, 1))
             count = int(wires.split(part, head, slack=True)[1])
-            wires.check_index("count", torch.tensor(count), L + 1)
+            wires.check_index("count", host_int64(count), L + 1)
             top, _, short = wires.split(part, [*head, ("digits", torch.uint8, count)], slack=True)
             packed = lengthen_runs(short[0], L)[None]
         else:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.bit_streams.triton import scan
 from grace.kernels.counted.parts import Chosen
@@ -249,10 +250,10 @@ class _QuarticPlacesThere:
     """
 
     def __init__(self, places: QuarticPlaces, many: Many):
-        widths = torch.tensor(places.widths)
+        widths = host_int64(places.widths)
         read = -(-(widths.amax(dim=0) - HEAD) // TILE)
         self.where, self.widths, self.spans, self.read = carry_together(
-            (torch.tensor(places.begins) + wires.HEADER, widths, spans_of(read), pair_programs(read)), many.device
+            (host_int64(places.begins) + wires.HEADER, widths, spans_of(read), pair_programs(read)), many.device
         )
 
     @staticmethod

@@ -1,6 +1,8 @@
 """Random rotations of blocks, and codes of rotated blocks: centroids of the normal distribution and one scale.
 
-A wire ``[b, w]`` of :func:`encode_rotated` holds a row's scales (float32 ``[nb]``), then its codes, packed.
+A wire ``[b, w]`` of :func:`encode_rotated` holds a row's scales (float32 ``[nb]``), then its codes, packed. One that was
+rotated in private begins with the key of its sender's stream (two words of 32 bits): who decodes it draws the signs
+from that stream, at its own step, and needs to know neither the sender nor the hop.
 
 Letters: b rows of n numbers; blocks of h = 2**j numbers, nb = ceil(n/h) of them per row, the last one shorter; H is
 Sylvester's Hadamard matrix over sqrt(h), D the random signs of a stream, the same for all rows, and R = H D; W workers.
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CENTROIDS",
+    "MOST_AT_ONCE",
     "encode_rotated",
     "encode_rotated_many",
     "hadamard",
@@ -45,12 +48,14 @@ CENTROIDS = {
     3: (0.2450942, 0.7560053, 1.3439093, 2.1519457),
     4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896),
 }
+MOST_AT_ONCE = 4096  # numbers of a block that one program rotates back for one sender after the other
+KEY = 8  # bytes of the key of a stream, in front of a wire that was rotated in private
 BAD_SCALE = "field 'scales' must be finite and not negative, and small enough for its codes"
 
 
-def rotated_bytes(n: int, bits: int, block: int) -> int:
-    """Bytes of the wire of n numbers."""
-    return 4 * block_count(n, block) + packed_bytes(n, bits)
+def rotated_bytes(n: int, bits: int, block: int, *, private: bool = False) -> int:
+    """Bytes of the wire of n numbers; ``private``: with a key in front."""
+    return KEY * private + 4 * block_count(n, block) + packed_bytes(n, bits)
 
 
 @operation
@@ -96,13 +101,15 @@ def encode_rotated(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
+    *,
+    private: bool = False,
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
     A number of a block y of R p becomes the code of the centroid c nearest to it in units of the block's root mean square, of
     two equally near ones the larger. The block's scale is that unit times ``|u|^2 / <c, u>`` (unbiased) or ``<c, u> / |c|^2``,
     u = y in that unit; no larger than what keeps all numbers finite. ``rest``, which may be ``rows``, becomes p minus what
-    the wire says. If p is not finite, wire and rest mean nothing.
+    the wire says. If p is not finite, wire and rest mean nothing. ``private``: the wires begin with the key of ``rng``.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 1 to 4, block a power of two from 2 to 65536.
     """
@@ -110,10 +117,19 @@ def encode_rotated(
 
 @operation
 def sum_rotated(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+    received: Sequence[Tensor],
+    out: Tensor,
+    bits: int,
+    block: int,
+    weight: float,
+    rng: Stream,
+    *,
+    add: bool = False,
+    private: bool = False,
 ) -> None:
-    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, which are added
-    up in order as they are, rotated, and rotated back once.
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say. Those of one
+    rotation are added up in order as they are, rotated, and rotated back once. ``private``: each row of each wire is rotated
+    back by its own key, at the step of ``rng``, and added to ``out``, one after the other: D differs, so nothing is shared.
 
     Raises:
         PayloadError: a length or scale that no sender writes; ``out`` is then undefined.
@@ -121,16 +137,21 @@ def sum_rotated(
 
 
 @operation
-def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int) -> Tensor:
+def encode_rotated_many(
+    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
+) -> Tensor:
     """As :func:`encode_rotated` for each tensor, into its place in ``message [s]`` uint8, with the stream that all ranks
-    share, forked by 0, at this step: ``[T]`` bool, which were finite. Overwrites ``many.work``.
+    share, or with ``private`` the tensor's own, forked by 0, at this step: ``[T]`` bool, which were finite. Overwrites
+    ``many.work``.
     """
 
 
 @operation
-def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
+def sum_rotated_many(
+    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
+) -> Tensor:
     """As :func:`sum_rotated` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as
-    a sender writes.
+    a sender writes. With ``private`` a block is of at most 4,096 numbers: :data:`MOST_AT_ONCE`.
     """
 
 

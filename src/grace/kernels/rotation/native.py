@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _PLAIN, _FORWARD, _BACK = range(3)
 native.declare("rotate", P, P, N, N, N, I, U, U, U, I)
 native.declare("rotate_norms", P, P, P, N, N, P, U, U, U, I)
-native.declare("encode_rotated", P, P, P, N, N, N, P, N, P, I, I, U, U, U, I)
-native.declare("sum_rotated", P, N, P, N, N, P, I, F, I, U, U, U, I)
+native.declare("encode_rotated", P, P, P, N, N, N, P, N, P, I, I, I, U, U, U, I)
+native.declare("sum_rotated", P, N, P, N, N, P, I, I, F, I, U, U, U, I)
 
 
 def hadamard(rows: Tensor, block: int) -> Any:
@@ -43,9 +43,12 @@ def rotate_norms(rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Ten
     b, n = rows.shape
     if b != 1 or n == 0:
         return NotImplemented
-    norms = torch.empty(1, block_count(n, block))
-    x, e, y = check.same_shape(rows, memory, out)
-    finite = native.c.rotate_norms(x, e, y, n, block, norms.data_ptr(), *rng.native_key(), native.threads())
+    norms = torch.empty(1, block_count(n, block), dtype=torch.float32, device="cpu")
+    x, e, _ = check.same_shape(rows, memory, None)
+    y = check.numbers("out", out, rows.shape)
+    finite = native.c.rotate_norms(
+        x, e, y, n, block, check.numbers("norms", norms), *rng.native_key(), native.threads()
+    )
     return norms, bool(finite)
 
 
@@ -57,15 +60,25 @@ def encode_rotated(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
+    *,
+    private: bool = False,
 ) -> tuple[Tensor, bool]:
-    layout = _encode_layout(rows.shape[1], bits, block, unbiased)
+    layout = _encode_layout(rows.shape[1], bits, block, unbiased, private)
     return encode(native.c.encode_rotated, layout, rows, memory, rest, *rng.native_key())
 
 
 def sum_rotated(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+    received: Sequence[Tensor],
+    out: Tensor,
+    bits: int,
+    block: int,
+    weight: float,
+    rng: Stream,
+    *,
+    add: bool = False,
+    private: bool = False,
 ) -> None:
-    layout = _decode_layout(out.shape[1], bits, block)
+    layout = _decode_layout(out.shape[1], bits, block, private)
     if decode(native.c.sum_rotated, layout, received, out, weight, add, *rng.native_key()):
         raise PayloadError(BAD_SCALE)
 
@@ -74,23 +87,28 @@ def _rotate(rows: Tensor, block: int, way: int, key: tuple[Any, Any, int]) -> An
     if rows.dtype is not torch.float32 or rows.numel() == 0 or not rows.is_contiguous():
         return NotImplemented
     out, (b, n) = torch.empty_like(rows), rows.shape
-    native.c.rotate(rows.data_ptr(), out.data_ptr(), b, n, block, way, *key, native.threads())
+    native.c.rotate(check.numbers("rows", rows), check.numbers("out", out), b, n, block, way, *key, native.threads())
     return out
 
 
 @functools.lru_cache
 def _book(bits: int) -> Tensor:
     """``[2**bits]`` float32: the centroids, ascending."""
-    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32)
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device="cpu")
     return torch.cat((-half.flip(0), half))
 
 
-@functools.lru_cache(LAYOUTS)
-def _encode_layout(n: int, bits: int, block: int, unbiased: bool) -> Layout:
-    book = P(_book(bits).data_ptr())
-    return Layout(rotated_bytes(n, bits, block), n, block, book, I(bits), I(not unbiased))
+def _book_at(bits: int) -> Any:
+    return P(native.address("centroids", _book(bits), torch.float32, 1 << bits))
 
 
 @functools.lru_cache(LAYOUTS)
-def _decode_layout(n: int, bits: int, block: int) -> Layout:
-    return Layout(rotated_bytes(n, bits, block), n, block, P(_book(bits).data_ptr()), I(bits))
+def _encode_layout(n: int, bits: int, block: int, unbiased: bool, private: bool) -> Layout:
+    width = rotated_bytes(n, bits, block, private=private)
+    return Layout(width, n, block, _book_at(bits), I(bits), I(not unbiased), I(private))
+
+
+@functools.lru_cache(LAYOUTS)
+def _decode_layout(n: int, bits: int, block: int, private: bool) -> Layout:
+    width = rotated_bytes(n, bits, block, private=private)
+    return Layout(width, n, block, _book_at(bits), I(bits), I(private))

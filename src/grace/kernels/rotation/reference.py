@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.launching import signed
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_roots, repeat_by_block
@@ -22,6 +24,7 @@ from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
 from grace.kernels.statistics import block_abs_max, block_norm, block_sum
+from grace.random.reference import threefry2x32
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -62,6 +65,8 @@ def encode_rotated(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
+    *,
+    private: bool = False,
 ) -> tuple[Tensor, Flag]:
     n, book = rows.shape[1], _book(bits, rows.device)
     p = rows if memory is None else rows + memory
@@ -82,41 +87,59 @@ def encode_rotated(
     if rest is not None:
         said = rotate_blocks_back(book[code].mul_(repeat_by_block(scale, n, block)), block, rng)
         torch.sub(p, said, out=rest)
-    return wires.join(scale, pack(code, bits)), finite
+    wire = wires.join(scale, pack(code, bits))
+    return (wires.join(_key_of(rng, rows), wire) if private else wire), finite
 
 
 def sum_rotated(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+    received: Sequence[Tensor],
+    out: Tensor,
+    bits: int,
+    block: int,
+    weight: float,
+    rng: Stream,
+    *,
+    add: bool = False,
+    private: bool = False,
 ) -> None:
     n, book = out.shape[1], _book(bits, out.device)
     total = torch.zeros_like(out)
+    if not add:
+        out.zero_()
     for wire in received:
         fields = [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, packed_bytes(n, bits))]
-        scales, packed = wires.split(wire, fields)
+        key, scales, packed = wires.split(wire, [("key", torch.int32, 2 * private), *fields])
         centroid = book[unpack(packed, bits, n).long()]
         value = centroid * repeat_by_block(wires.check_scale("scales", scales), n, block)
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
-        total.add_(centroid.mul_(repeat_by_block(scales * weight, n, block)))
-    if not add:
-        out.zero_()
-    out.add_(rotate_blocks_back(total, block, rng))
+        said = centroid.mul_(repeat_by_block(scales * weight, n, block))
+        if private:
+            out.add_(hadamard(said, block).mul_(_signs_of(key, n, rng)))
+        else:
+            total.add_(said)
+    if not private:
+        out.add_(rotate_blocks_back(total, block, rng))
 
 
-def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int) -> Tensor:
-    return encode_each(
-        message,
-        many,
-        lambda t, x, memory, rest: encode_rotated(x, bits, block, unbiased, _stream(many, t, 0, step), memory, rest),
-    )
+def encode_rotated_many(
+    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
+) -> Tensor:
+    def encode_one(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        rng = many.own_stream(t, 0) if private else many.shared_stream(t, 0)
+        return encode_rotated(x, bits, block, unbiased, replace(rng, step=step), memory, rest, private=private)
+
+    return encode_each(message, many, encode_one)
 
 
-def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
+def sum_rotated_many(
+    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
+) -> Tensor:
     streams = iter([_stream(many, row // many.rows, 0, step) for row in range(len(many))])
     return sum_each(
         rows,
         many,
-        [rotated_bytes(n, bits, block) for n in many.sizes],
-        lambda received, out: sum_rotated(received, out, bits, block, weight, next(streams)),
+        [rotated_bytes(n, bits, block, private=private) for n in many.sizes],
+        lambda received, out: sum_rotated(received, out, bits, block, weight, next(streams), private=private),
     )
 
 
@@ -161,8 +184,28 @@ def _book(bits: int, device: torch.device) -> Tensor:
 def draw_signs(rows: Tensor, rng: Stream) -> Tensor:
     """D ``[1, n]``: +1 or -1 for each position."""
     n = rows.shape[1]
-    words = rng.words(block_count(n, 64), rows.device).view(torch.uint8)
-    return unpack(words.view(1, -1), 1, n).to(rows.dtype).mul_(-2).add_(1)
+    return _signs(rng.words(block_count(n, 64), rows.device)[None], n)
+
+
+def _signs(words: Tensor, n: int) -> Tensor:
+    """D ``[b, n]`` float32: +1, or -1 where the bit of ``words [b, groups, 2]`` int32 is set."""
+    bits = words.contiguous().view(torch.uint8).view(words.shape[0], -1)
+    return unpack(bits, 1, n).float().mul_(-2).add_(1)
+
+
+def _key_of(rng: Stream, rows: Tensor) -> Tensor:
+    """``[b, 2]`` int32: the words of the stream's key, for each row."""
+    key = torch.empty(rows.shape[0], 2, dtype=torch.int32, device=rows.device)
+    for column, word in zip(key.unbind(1), rng.key(), strict=True):
+        column.fill_(signed(word))
+    return key
+
+
+def _signs_of(keys: Tensor, n: int, rng: Stream) -> Tensor:
+    """D ``[b, n]`` of the streams with ``keys [b, 2]`` int32, at the step of ``rng``."""
+    counters = torch.arange(block_count(n, 64), dtype=torch.int32, device=keys.device)
+    words = threefry2x32((keys[:, :1], keys[:, 1:]), counters, step_word(rng.step, keys.device))
+    return _signs(torch.stack(words, dim=-1), n)
 
 
 def _blocks(rows: Tensor, block: int) -> Tensor:

@@ -13,16 +13,18 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, launch
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, so_far
-from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
-from grace.kernels.rotation.turns.triton import ADD, REPLACE, SET, SUBTRACT, turn, turn_many
+from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, shared_key_of, so_far
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS, KEY, MOST_AT_ONCE, rotated_bytes
+from grace.kernels.rotation.turns.triton import ADD, REPLACE, SET, SUBTRACT, turn, turn_back, turn_many
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many
 from grace.kernels.triton import (
+    count_at,
     halves,
     join_pieces_kernel,
     load_code,
@@ -31,9 +33,11 @@ from grace.kernels.triton import (
     magnitude,
     mark_if,
     negated,
+    pieces_at,
     store_codes,
     store_float,
     store_tile,
+    store_word,
 )
 
 if TYPE_CHECKING:
@@ -120,16 +124,24 @@ def _sums(
     tl.atomic_max(top + k, tl.max(most, 1), j < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["key0", "key1", "step"])
 def _write(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, rms, scales, book, middle,
-    BITS: tl.constexpr, SAY: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
+    keys, BITS: tl.constexpr, SAY: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, KEYED: tl.constexpr,
+    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes of the rotated numbers x. SAY: x becomes what they say of it. LOG: of unclipped blocks."""
-    _task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
+    """Scales and codes of the rotated numbers x. SAY: x becomes what they say of it. LOG: of unclipped blocks. KEYED: the
+    wire begins with the key, which of many is in ``keys``.
+    """
+    task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
+    if KEYED:
+        if MANY:
+            key0, key1 = shared_key_of(keys, task)
+        half = tl.arange(0, 2)
+        store_word(base + 4 * half, tl.where(half == 0, key0, key1), (tile == 0) & (half < 2))
+        base += 8
     SIZE: tl.constexpr = 8 * G
     first = tile * SIZE
     lane = tl.arange(0, G)[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -150,11 +162,14 @@ def _write(
 @triton.jit(do_not_specialize=["weight", "n"])
 def _sum(
     table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, book,
-    BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+    KEY: tl.constexpr, BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
+    """What wires say of rotated numbers, added up. KEY: bytes in front of each."""
     out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
     )
+    base += KEY
     lane = tl.arange(0, TILE)
     inside, full = lane < tl.minimum(n - first, TILE).to(tl.int32), n - first >= TILE
     total = so_far(out + first, lane, n - first, ADD)
@@ -168,6 +183,39 @@ def _sum(
         centroid = _centroid(book, code, BITS)
         wrong |= (scale >= 0) & (tl.abs(centroid * scale) < float("inf")) == 0
         total += centroid * (scale * weight)
+        base += stride
+    mark_if(marks, inside & wrong)
+    store_tile(out + first + lane, total, inside, full)
+
+
+@triton.jit(do_not_specialize=["weight", "n", "step"])
+def _sum_back(
+    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, book, step,
+    BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """What wires say, each rotated back by the key that it begins with, added up: nothing is stored on the way. A tile holds
+    whole blocks.
+    """
+    out, first, n, base, marks, nb = adder_at(
+        table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
+    )
+    lane = tl.arange(0, TILE)
+    left = tl.minimum(n - first, TILE).to(tl.int32)
+    inside, full = lane < left, n - first >= TILE
+    total = so_far(out + first, lane, n - first, ADD)
+    size = pieces_at(lane, left, LOG)
+    ahead = first // 8 * BITS  # bytes of codes of the numbers before
+    width = tl.minimum(code_width(n, BITS) - ahead, TILE).to(tl.int32)
+    wrong = lane < 0
+    k = tl.zeros((1,), tl.int32) if TILE >> LOG < 2 else lane >> LOG
+    for _ in range(W):
+        scale = load_float(base + 8 + 4 * (first >> LOG) + 4 * k, k < nb - (first >> LOG))
+        code, _good = load_code(base + 8 + 4 * nb + ahead, lane, inside, width, BITS)
+        centroid = tl.where(inside, _centroid(book, code, BITS), 0.0)
+        wrong |= (scale >= 0) & (tl.abs(centroid * scale) < float("inf")) == 0
+        total += turn_back(
+            centroid * (scale * weight), size, count_at(base), count_at(base + 4), step, first, LOG, TILE
+        )
         base += stride
     mark_if(marks, inside & wrong)
     store_tile(out + first + lane, total, inside, full)
@@ -202,6 +250,8 @@ def encode_rotated(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
+    *,
+    private: bool = False,
 ) -> tuple[Tensor, Flag]:
     check_rows(rows=rows, memory=memory, rest=rest)
     (b, n), bad = rows.shape, Marks(rows)
@@ -211,17 +261,19 @@ def encode_rotated(
     pieces = block_count(min(block, max(1, n)), _PIECE)
     grid = block_count(rms.shape[1] * pieces, _ROWS), b
     scale = _scales(grid, (None, None, None, y, rms), n, bits, block, pieces, unbiased, MANY=False, EVEN=False)
-    job = Rows(y, None, None, rotated_bytes(n, bits, block))
-    wire, _finite = _write_codes(job, rms, scale, bits, block, rest is not None)
+    job = Rows(y, None, None, rotated_bytes(n, bits, block, private=private), rng if private else None)
+    wire, _finite = _write_codes(job, rms, scale, bits, block, rest is not None, private)
     if rest is not None:
         turn(y, None, rest, block, 2, rng, SUBTRACT, rows, memory)
     return wire, bad.unset()
 
 
-def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int) -> Tensor:
-    work = many.work
+def encode_rotated_many(
+    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
+) -> Tensor:
+    work, marks = many.work, Marks(many.table, len(many))
     assert work is not None
-    finite = rotate_many(message, many, work, block, 0, step)
+    turn_many(many, work, block, 1, 0, step, SET, marks.clean, own=private)
     rms = _standard(euclidean_norm_of_many(work, block), work.roots(block))
     clip = work.clip(block)
     pieces = block_count(clip, _PIECE)
@@ -229,24 +281,69 @@ def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbi
     given = (work.table, tiles, work.heads(clip), work.like, rms)
     scale = _scales((len(tiles),), given, None, bits, clip, pieces, unbiased, MANY=True, EVEN=work.even)
     keep = many.rests is not None
-    _write_codes(Tensors(message, work), rms, scale, bits, block, keep)
+    keys = many.keys(0, own=True) if private else None
+    _write_codes(Tensors(message, work), rms, scale, bits, block, keep, private, keys)
     if keep:
-        rotate_back_many(message, work, many, block, 0, step, subtract=True)
-    return finite
+        turn_many(work, many, block, 2, 0, step, SUBTRACT, own=private)
+    return many.all_of(marks.clean)
 
 
 def sum_rotated(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+    received: Sequence[Tensor],
+    out: Tensor,
+    bits: int,
+    block: int,
+    weight: float,
+    rng: Stream,
+    *,
+    add: bool = False,
+    private: bool = False,
 ) -> None:
-    width, book = rotated_bytes(out.shape[1], bits, block), _book(bits, out.device)[0]
+    width, book = rotated_bytes(out.shape[1], bits, block, private=private), _book(bits, out.device)[0]
+    knobs: dict[str, Any] = {"BITS": bits, "LOG": _log(block)}
+    if private and block <= MOST_AT_ONCE:
+        word, tile = step_word(rng.step, out.device), max(block, TILE)
+        marks = add_up(_sum_back, received, out, width, block, weight, 1, book, word, add=add, tile=tile, **knobs)
+        marks.refuse(0, lambda: PayloadError(BAD_SCALE))
+        return
+    if private:
+        _sum_one_by_one(received, out, width, block, weight, book, rng, add, knobs)
+        return
     total = torch.empty_like(out) if add else out
-    marks = add_up(_sum, received, total, width, block, weight, 1, book, add=False, BITS=bits, LOG=_log(block))
+    marks = add_up(_sum, received, total, width, block, weight, 1, book, add=False, KEY=0, **knobs)
     turn(total, None, out, block, 2, rng, ADD if add else REPLACE)
     marks.refuse(0, lambda: PayloadError(BAD_SCALE))
 
 
-def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
-    legal = add_up_many(_sum, rows, many, block, weight, 1, _book(bits, rows.device)[0], BITS=bits, LOG=_log(block))
+def _sum_one_by_one(
+    received: Sequence[Tensor],
+    out: Tensor,
+    width: int,
+    block: int,
+    weight: float,
+    book: Tensor,
+    rng: Stream,
+    add: bool,
+    knobs: dict[str, Any],
+) -> None:
+    """As :func:`sum_rotated`, of private rotations of blocks that no program holds."""
+    said = torch.empty_like(out)
+    if not add:
+        out.zero_()
+    for wire in received:
+        marks = add_up(_sum, [wire], said, width, block, weight, 1, book, add=False, KEY=KEY, **knobs)
+        turn(said, None, out, block, 2, rng, ADD, keys=wire)
+        marks.refuse(0, lambda: PayloadError(BAD_SCALE))
+
+
+def sum_rotated_many(
+    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
+) -> Tensor:
+    book, knobs = _book(bits, rows.device)[0], {"BITS": bits, "LOG": _log(block)}
+    if private:
+        word, tile = step_word(step, many.device), max(block, TILE)
+        return add_up_many(_sum_back, rows, many, block, weight, 1, book, word, tile=tile, **knobs)
+    legal = add_up_many(_sum, rows, many, block, weight, 1, book, KEY=0, **knobs)
     turn_many(many, many, block, 2, 0, step, REPLACE)
     return legal
 
@@ -304,11 +401,14 @@ def _scales(
     return torch.minimum(factor * rms, most.double()).float()
 
 
-def _write_codes(job: Job, rms: Tensor, scale: Tensor, bits: int, block: int, say: bool) -> Any:
-    """The wires of rotated numbers, which become what the wires say with ``say``."""
+def _write_codes(
+    job: Job, rms: Tensor, scale: Tensor, bits: int, block: int, say: bool, private: bool, keys: Tensor | None = None
+) -> Any:
+    """The wires of rotated numbers, which become what the wires say with ``say``; ``keys``: of many, in private."""
     return job.encode(
-        _write, block, rms, scale, *_book(bits, rms.device), BITS=bits, SAY=say, LOG=_log(block), G=TILE // 8
-    )
+        _write, block, rms, scale, *_book(bits, rms.device), keys, BITS=bits, SAY=say, LOG=_log(block), KEYED=private,
+        G=TILE // 8,
+    )  # fmt: skip
 
 
 def _turned(rows: Tensor, block: int, signs: int, rng: Stream | None) -> Tensor:
@@ -328,7 +428,7 @@ def _log(block: int) -> int:
 @functools.lru_cache(maxsize=32)
 def _book(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The centroids, ascending, and the numbers between them, on a device; copied there once."""
-    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32)
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device="cpu")
     book = torch.cat((-half.flip(0), half))
     middle = (book[1:].double() + book[:-1].double()).div_(2).float()
     return book.to(device), middle.to(device)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks, launch, signed
 from grace.kernels.bit_streams.triton import pack_byte, scan
 from grace.kernels.blocks import block_count
@@ -59,8 +60,8 @@ def _chance(p, unit, inside, u):
 def _weigh(
     table, programs, heads, like, units, sums, counts, plane, turns, step, EVEN: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Of each piece: ``counts [2, plane]``, how many numbers are certain to be kept, and how many are drawn; ``sums [plane]``,
-    how many of the latter are expected.
+    """Sums of each piece: ``counts [2, plane]``, how many numbers are certain to be kept, and how many are drawn;
+    ``sums [plane]``, how many of the latter are expected.
     """
     row, tile = tile_of(programs)
     x, n, head, pieces = numbers_at(table, heads, like, row, EVEN)
@@ -96,7 +97,7 @@ def expected_of(sums, pieces, n, k1):
 
 @triton.jit
 def _tail_bytes(k2):
-    """Of the unit and k2 signs, if there are any."""
+    """Bytes of the unit and k2 signs, if there are any."""
     return tl.where(k2 > 0, 4 + (k2 + 7) // 8, 0)
 
 
@@ -252,7 +253,7 @@ class _Drawn:
         uint8 ``[K]``; in ``room`` for all of them, where the tables ``lists [2, T, 8]`` say.
         """
         many, device = self.numbers, self.numbers.device
-        index, sent = lists.new_empty(room), torch.empty(room, device=device)
+        index, sent = lists.new_empty(room), torch.empty(room, device=device, dtype=torch.float32)
         signs, tiles = torch.empty(room, dtype=torch.uint8, device=device), many.tiles(PIECE)
         launch(_emit, (len(tiles),), many.table, tiles, many.heads(PIECE), many.like, self.units, self.factors, lists,
                self.begins, self.begins.shape[1], index, sent, signs, len(many), signed(self.step), KEEP_REST=keep_rest,
@@ -278,12 +279,12 @@ class _DrawnPlacesThere:
     """
 
     def __init__(self, places: DrawnPlaces, many: Many):
-        widths, rooms = torch.tensor(places.widths), torch.from_numpy(places.rooms)
+        widths, rooms = host_int64(places.widths), torch.from_numpy(places.rooms)
         own = rooms[places.own]
         # A bitmap has n bits; raw lists have k fields; of the shortest Elias-Fano code at most 3 k bits are in unary.
-        most = torch.maximum(torch.tensor(many.sizes), 3 * rooms) + 8
+        most = torch.maximum(host_int64(many.sizes), 3 * rooms) + 8
         read = (-(-torch.minimum(8 * (widths - COUNTS), most).amax(dim=0) // LIST_BITS)).repeat(2)
-        at = (torch.tensor(places.begins) + wires.HEADER).expand_as(widths)
+        at = (host_int64(places.begins) + wires.HEADER).expand_as(widths)
         parts = (
             torch.stack((at, widths, rooms.cumsum(1) - rooms), dim=2), own.cumsum(0) - own, spans_of(read),
             pair_programs(-(-widths[places.own] // TILE)), pair_programs(read),

@@ -37,9 +37,12 @@ def take_topk(
     if not _fits(rows):
         return NotImplemented
     b, n = rows.shape
-    sent, index = torch.empty(b, k), torch.empty(b, k, dtype=torch.int32)
+    sent, index = (
+        torch.empty(b, k, dtype=torch.float32, device="cpu"),
+        torch.empty(b, k, dtype=torch.int32, device="cpu"),
+    )
     tensors = check.same_shape(rows, memory, rest)
-    done = native.c.topk(*tensors, b, n, k, narrow, index.data_ptr(), sent.data_ptr(), native.threads())
+    done = native.c.topk(*tensors, b, n, k, narrow, *_outputs(index, sent, b * k), native.threads())
     if done < 0:
         raise MemoryError(f"kernels: no memory to select {k} numbers of {n}")
     return index, sent, bool(done)
@@ -60,7 +63,7 @@ def take_at_least(
 
 
 def _fits(x: Tensor) -> bool:
-    """Whether native code takes it."""
+    """True if native code takes it."""
     return x.dtype is torch.float32 and x.shape[-1] <= _MOST
 
 
@@ -72,15 +75,22 @@ def _key(bound: float, strict: bool) -> int:
     return bits + strict
 
 
+def _outputs(index: Tensor, sent: Tensor, count: int) -> tuple[int, int]:
+    return native.address("index", index, torch.int32, count), native.address("sent", sent, torch.float32, count)
+
+
 def _take_above(
     row: Tensor, key: int, narrow: bool, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, Tensor, bool]:
     n, where, finite = row.numel(), check.same_shape(row, memory, rest), ctypes.c_int32()
     room = min(n, max(4096, n // 16))
     while True:
-        index, sent = torch.empty(room, dtype=torch.int32), torch.empty(room)
+        index, sent = (
+            torch.empty(room, dtype=torch.int32, device="cpu"),
+            torch.empty(room, dtype=torch.float32, device="cpu"),
+        )
         k = native.c.above(
-            *(*where, n, key, narrow, room, index.data_ptr(), sent.data_ptr()), ctypes.byref(finite), native.threads()
+            *(*where, n, key, narrow, room, *_outputs(index, sent, room)), ctypes.byref(finite), native.threads()
         )
         if k < 0:
             raise MemoryError(f"kernels: no memory to select from {n} numbers")

@@ -20,7 +20,7 @@ _LARGEST = torch.finfo(torch.float32).max
 def select_topk(rows: Tensor, k: int) -> Tensor:
     b, n = rows.shape
     if k == n or b == 0:
-        return torch.arange(n, device=rows.device).expand(b, n)[:, :k]
+        return torch.arange(n, device=rows.device, dtype=torch.int64).expand(b, n)[:, :k]
     return torch.stack([_select_row(row, k) for row in rows])
 
 
@@ -51,7 +51,7 @@ def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...
         where, said, finite = take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
         places.copy_(where.reshape(-1))
         values.copy_(said.reshape(-1))
-        flags.append(torch.as_tensor(finite, device=index.device))
+        flags.append(torch.as_tensor(finite, device=index.device, dtype=torch.bool))
     return torch.stack(flags)
 
 
@@ -60,7 +60,7 @@ def add_memories_many(storage: Tensor, many: Many) -> Tensor:
     for t, x in enumerate(many.xs):
         memory = None if many.memories is None else many.memories[t]
         p = _add_memory(x.float(), memory, None if many.rests is None else many.rests[t])
-        flags.append(torch.as_tensor(all_finite(p), device=x.device))
+        flags.append(torch.as_tensor(all_finite(p), device=x.device, dtype=torch.bool))
     return torch.stack(flags)
 
 
@@ -112,7 +112,7 @@ def _estimate_bound(row: Tensor, k: int) -> float:
     """A magnitude that at least k numbers of the row very probably reach, and few more; 0 if a sample cannot tell."""
     n = row.numel()
     size = min(max(n // 256, 4096), 65536)
-    sample = row[torch.arange(size, device=row.device) * n // size].abs()
+    sample = row[torch.arange(size, device=row.device, dtype=torch.int64) * n // size].abs()
     expected = k * size / n
     rank = int(expected + 5 * math.sqrt(expected) + 4)
     return float(sample.nan_to_num_(nan=math.inf).topk(rank, sorted=False).values.min()) if rank < size else 0.0

@@ -300,7 +300,7 @@ def take_at_least(
 
 
 def _fits(rows: Tensor, memory: Tensor | None) -> bool:
-    """Whether the kernels take them."""
+    """True if the kernels take them."""
     return rows.dtype in (READ if memory is not None else (torch.float32,)) and rows.shape[-1] <= MOST
 
 
@@ -357,4 +357,4 @@ def _least_key(bound: float, strict: bool) -> int:
     """The least key that is selected."""
     if not bound >= 0:
         return 0
-    return int(torch.tensor(bound, dtype=torch.float32).view(torch.int32)) + strict
+    return int(torch.tensor(bound, dtype=torch.float32, device="cpu").view(torch.int32)) + strict

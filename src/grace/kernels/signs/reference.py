@@ -124,7 +124,7 @@ def _plus(part: Tensor, zeros: int, first: int) -> Tensor:
         return part >= 0
     plus = part > 0
     if not on_host(part.device) or not bool(part.all()):
-        odd = torch.arange(first, first + part.shape[1], device=part.device).bitwise_and_(1).bool()
+        odd = torch.arange(first, first + part.shape[1], device=part.device, dtype=torch.int64).bitwise_and_(1).bool()
         plus |= (part == 0) & (odd if zeros == ODD else ~odd)
     return plus
 
@@ -168,7 +168,7 @@ def _heads(rule: int, part: Tensor, up: Tensor, block: int) -> list[Tensor]:
 def _decode(rule: int, heads: list[Tensor], up: Tensor, block: int, weight: float) -> Tensor:
     """What bits ``[1, m]`` stand for, times weight: ``[1, m]``."""
     m = up.shape[1]
-    one = torch.ones((), device=up.device)
+    one = torch.ones((), device=up.device, dtype=torch.float32)
     high = repeat_by_block(heads[-1] * weight, m, block) if heads else one * weight
     low = repeat_by_block(heads[0] * weight, m, block) if rule == TWO_MEANS else -high
     return torch.where(up, high, low)

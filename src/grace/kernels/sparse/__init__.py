@@ -84,7 +84,7 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 
 @operation
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
-    """Of each of T tensors whose flag, of ``[T]`` bool, is not set the first places are listed, and their values are 0:
+    """Lists the first places of each of T tensors whose flag, of ``[T]`` bool, is not set, with values of 0:
     ``index [K]`` int64 and ``values [K]`` float32.
     """
 

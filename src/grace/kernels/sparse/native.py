@@ -35,11 +35,13 @@ def encode_topk(
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
     b, k = index.shape
-    if b != 1 or index.dtype is not torch.int32 or not sent.is_contiguous():
+    if b != 1 or index.dtype is not torch.int32 or not (index.is_contiguous() and sent.is_contiguous()):
         return NotImplemented
     number, low, size = layout(n, k, code)
-    wire = new_wire(b, k * (2 if narrow else 4) + size)
-    native.c.write_pairs(index.data_ptr(), sent.data_ptr(), k, n, narrow, number, low, wire.data_ptr())
+    width = k * (2 if narrow else 4) + size
+    wire = new_wire(b, width)
+    given = native.address("index", index, torch.int32, k), native.address("sent", sent, torch.float32, k)
+    native.c.write_pairs(*given, k, n, narrow, number, low, native.address("wire", wire, torch.uint8, width))
     return wire
 
 
@@ -82,7 +84,7 @@ def sum_topk(
 ) -> None:
     (b, n), W = out.shape, len(received)
     width, values, *same = _same(W, n, k, code, narrow)
-    here = type(received) is Gathered and b == 1 and received.width == width
+    here = type(received) is Gathered and b == 1 and received.width == width and received.dtype is torch.uint8
     if isinstance(out, Blank):
         if not here or not isinstance(received, Gathered):
             raise TypeError("calls are noted for wires that stay")
@@ -110,9 +112,13 @@ def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow:
     n, W = out.numel(), len(parts)
     layouts = check_parts(parts, n, narrow=narrow)
     lists = [None if part.places is None else part.places.to(torch.int32).contiguous() for part in parts]
-    codes = [p.wire.data_ptr() + p.codes if i is None else i.data_ptr() for p, i in zip(parts, lists, strict=True)]
+    wires = [native.address("wire", part.wire, torch.uint8, part.wire.numel()) for part in parts]
+    codes = [
+        at + part.codes if index is None else native.address("places", index, torch.int32, part.k)
+        for part, at, index in zip(parts, wires, lists, strict=True)
+    ]
     why = native.c.sparse_sum(
-        check.pointers([part.wire.data_ptr() + part.values for part in parts]),
+        check.pointers([at + part.values for part, at in zip(parts, wires, strict=True)]),
         check.pointers(codes),
         (ctypes.c_int64 * W)(*[part.k for part in parts]),
         (ctypes.c_int32 * W)(*[number for number, _ in layouts]),

@@ -68,7 +68,7 @@ class Pairs:
 
     @property
     def lists(self) -> PlaceLists:
-        """Those of places: in each wire its values come before them."""
+        """Offsets of the places: in each wire its values come before them."""
         return PlaceLists(self.kept, self.codes, tuple(value_bytes(k, self.narrow, self.grid) for k in self.kept))
 
     def widths(self, sizes: Sequence[int]) -> list[int]:

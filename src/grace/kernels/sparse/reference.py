@@ -106,7 +106,7 @@ def sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: S
 def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
     places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
     for fine, places, part in zip(flags.repeat_interleave(many.rows), places_of, parts, strict=True):
-        torch.where(fine, places, torch.arange(len(places), device=index.device), out=places)
+        torch.where(fine, places, torch.arange(len(places), device=index.device, dtype=torch.int64), out=places)
         part.masked_fill_(~fine, 0.0)
 
 
@@ -137,7 +137,7 @@ def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceList
 
 
 def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Those of all tensors."""
+    """All rows of all tensors."""
     return [row for x in tensors for row in x]
 
 

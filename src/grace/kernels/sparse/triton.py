@@ -296,7 +296,7 @@ def _take(
 
 def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
     table = ListTable.of(many, pairs.lists)
-    index, sent = many.table.new_empty(table.total), torch.empty(table.total, device=many.device)
+    index, sent = many.table.new_empty(table.total), torch.empty(table.total, device=many.device, dtype=torch.float32)
     finite = take_topk_many(index, sent, many, pairs.kept, narrow=pairs.narrow)
     if finite is NotImplemented:
         return NotImplemented

@@ -39,8 +39,9 @@ def _statistic(kind: int, rows: Tensor, block: int, dtype: torch.dtype) -> Any:
     if rows.dtype is not torch.float32 or rows.numel() == 0 or not rows.is_contiguous():
         return NotImplemented
     b, n = rows.shape
-    out = torch.empty(b, block_count(n, block), dtype=dtype)
-    native.c.block_statistics(rows.data_ptr(), b, n, block, kind, out.data_ptr(), native.threads())
+    out = torch.empty(b, block_count(n, block), dtype=dtype, device="cpu")
+    at, into = native.address("rows", rows, torch.float32, b * n), native.address("out", out, dtype, out.numel())
+    native.c.block_statistics(at, b, n, block, kind, into, native.threads())
     return out
 
 

@@ -28,9 +28,10 @@ def take_subset(rows: Tensor, k: int, rng: Stream, left: float | None = None) ->
     at = check.numbers("rows", rows)
     if n > _MOST or not 0 <= k <= n:
         return NotImplemented
-    wire = torch.empty(b, k)
+    wire = torch.empty(b, k, dtype=torch.float32, device="cpu")
     keep, factor = (0, 0.0) if left is None else (1, left)
-    native.c.take_subset(at, b, n, k, *rng.native_key(), wire.data_ptr(), keep, factor, native.threads())
+    where = native.address("wire", wire, torch.float32, b * k)
+    native.c.take_subset(at, b, n, k, *rng.native_key(), where, keep, factor, native.threads())
     return wire
 
 

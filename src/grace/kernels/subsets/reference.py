@@ -94,5 +94,8 @@ def _places(many: Many, drawing: Drawing, step: int, t: int) -> Tensor:
     chosen = drawing.choose(t, n, replace(many.streams[t // many.rows], step=step), many.device)
     if drawing.block is None:
         return chosen
-    places = (chosen.sort().values[:, None] * drawing.block + torch.arange(drawing.block, device=many.device)).view(-1)
+    places = (
+        chosen.sort().values[:, None] * drawing.block
+        + torch.arange(drawing.block, device=many.device, dtype=torch.int64)
+    ).view(-1)
     return places[places < n]

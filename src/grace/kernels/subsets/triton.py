@@ -257,7 +257,7 @@ class Subsets:
 
     @staticmethod
     def of(many: Many, drawing: Drawing) -> Subsets:
-        """Those of a bucket, which are made once."""
+        """Tables of a bucket, which are made once."""
         return many.once((Subsets, drawing), lambda: Subsets(many, drawing))
 
     def draw(self, step: int) -> None:

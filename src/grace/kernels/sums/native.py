@@ -18,7 +18,9 @@ def add_scaled_(out: Tensor, x: Tensor, scale: float) -> Any:
     kind = _KINDS.get(x.dtype)
     if kind is None or out.dtype is not torch.float32 or out.shape != x.shape:
         return NotImplemented
-    if not (x.is_cpu and out.is_contiguous() and x.is_contiguous()):
+    if not (out.is_contiguous() and x.is_contiguous()):
         return NotImplemented
-    native.c.add_scaled(out.data_ptr(), x.data_ptr(), kind, scale, out.numel(), native.threads())
+    n = out.numel()
+    given = native.address("out", out, torch.float32, n), native.address("x", x, x.dtype, n)
+    native.c.add_scaled(*given, kind, scale, n, native.threads())
     return out

@@ -13,6 +13,7 @@ from grace.compute import native
 from grace.compute.native import D, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels import check
+from grace.kernels.blocks import block_count
 from grace.kernels.packing import packed_bytes
 from grace.kernels.tables import code_bits
 
@@ -41,12 +42,17 @@ def encode_entries(
     n = y.shape[1]
     if len(table) not in _SIZES or table[-1] > _MOST or n == 0:
         return NotImplemented
-    given = (None, None, None) if rows is None or rest is None else check.same_shape(rows, memory, rest)
+    given: tuple[int | None, ...] = (None, None, None)
+    if rows is not None and rest is not None:
+        check.numbers("rows", rows, (1, n))
+        given = check.same_shape(rows, memory, rest)
     bits = code_bits(table)
-    codes = torch.empty(world, packed_bytes(math.ceil(n / world), bits), dtype=torch.uint8)
+    codes = torch.empty(world, packed_bytes(math.ceil(n / world), bits), dtype=torch.uint8, device="cpu")
     native.c.encode_entries(
-        check.numbers("y", y), check.numbers("bounds", bounds), n, block, _entries(table).data_ptr(), len(table), world,
-        codes.data_ptr(), codes.shape[1], *rng.native_key(), *given, *shared.native_key(), native.threads(),
+        check.numbers("y", y, (1, n)), check.numbers("bounds", bounds, (1, block_count(n, block))), n, block,
+        _entries(table), len(table), world,
+        native.address("codes", codes, torch.uint8, codes.numel()), codes.shape[1],
+        *rng.native_key(), *given, *shared.native_key(), native.threads(),
     )  # fmt: skip
     return codes
 
@@ -57,10 +63,10 @@ def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int)
         return NotImplemented
     width = packed_bytes(count, code_bits(table))
     received = _side_by_side(received, width)
-    sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8)
+    sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8, device="cpu")
     native.c.sum_entries(
-        received.data_ptr(), world, width, count, _entries(table).data_ptr(), len(table), bits, sums.data_ptr(),
-        native.threads(),
+        native.address_of_rows("received", received, width), world, width, count, _entries(table), len(table), bits,
+        native.address("sums", sums, torch.uint8, packed_bytes(count, bits)), native.threads(),
     )  # fmt: skip
     return sums
 
@@ -73,8 +79,9 @@ def decode_entries(sums: Tensor, bits: int, g: int, bounds: Tensor, out: Tensor,
     width = packed_bytes(math.ceil(n / world), bits)
     sums = _side_by_side(sums, width)  # a copy lives as long as its address is used
     refused = native.c.decode_entries(
-        sums.data_ptr(), world, width, bits, most, check.numbers("bounds", bounds), check.numbers("out", out), n,
-        block, 2 / most, *shared.native_key(), native.threads(),
+        native.address_of_rows("sums", sums, width), world, width, bits, most,
+        check.numbers("bounds", bounds, (1, block_count(n, block))), check.numbers("out", out, (1, n)), n, block,
+        2 / most, *shared.native_key(), native.threads(),
     )  # fmt: skip
     if refused:
         raise PayloadError(f"field 'sums' must be in [0, {most + 1})")
@@ -87,7 +94,12 @@ def _side_by_side(received: Tensor, width: int) -> Tensor:
     return received.contiguous()
 
 
+def _entries(table: tuple[int, ...]) -> int:
+    """The address of T as float32."""
+    return native.address("table", _table(table), torch.float32, len(table))
+
+
 @functools.lru_cache(maxsize=64)
-def _entries(table: tuple[int, ...]) -> Tensor:
+def _table(table: tuple[int, ...]) -> Tensor:
     """T as float32, kept for as long as its address is used."""
-    return torch.tensor(table, dtype=torch.float32)
+    return torch.tensor(table, dtype=torch.float32, device="cpu")

@@ -82,7 +82,7 @@ def decode_entries_many(sums: Tensor, many: Many, chunks: Chunks, bounds: Tensor
         shared = replace(many.shared_stream(t, 0), step=step)
         with Refusals() as refused:
             decode_entries(sums[:, at : at + width], chunks.bits, chunks.table[-1], part[None], x, block, shared)
-        flags.append(torch.as_tensor(refused.ok, device=sums.device))
+        flags.append(torch.as_tensor(refused.ok, device=sums.device, dtype=torch.bool))
     return torch.stack(flags)
 
 

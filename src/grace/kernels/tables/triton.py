@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks, launch
 from grace.flags.capturing import step_word
 from grace.kernels.bit_streams.triton import load_bits
@@ -164,10 +165,10 @@ def _sums_begin(many: Many, chunks: Chunks) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _numbers(table: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """T on a device, copied there once."""
-    return torch.tensor(table, dtype=dtype).to(device)
+    return torch.tensor(table, dtype=dtype, device="cpu").to(device)
 
 
 @functools.lru_cache(maxsize=64)
 def _shares(sums: tuple[int, ...], most: int, device: torch.device) -> Tensor:
     """What sums up to ``most`` say, in units of A, on a device, copied there once."""
-    return share_of(torch.tensor(sums), 2 / most).to(device)
+    return share_of(host_int64(sums), 2 / most).to(device)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.bit_streams.triton import scan
 from grace.kernels.counted.parts import Chosen
@@ -211,7 +212,7 @@ class _TaggedPlacesThere:
     """
 
     def __init__(self, places: TaggedPlaces, many: Many):
-        parts = torch.tensor(places.begins) + wires.HEADER, torch.tensor(places.widths)
+        parts = host_int64(places.begins) + wires.HEADER, host_int64(places.widths)
         self.where, self.widths = carry_together(parts, many.device)
 
     @staticmethod

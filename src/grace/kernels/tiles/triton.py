@@ -96,7 +96,7 @@ def store_heads(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: 
 
 @triton.jit
 def spread(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """Of each number what :func:`of_blocks` has of its block."""
+    """Spreads what :func:`of_blocks` has of a block to each of its numbers."""
     if BLOCK >= SPAN and BLOCK % SPAN != 0:
         own, following = tl.split(tl.reshape(value, (1, 2)))
         border = tl.minimum(BLOCK - first % BLOCK, SPAN).to(tl.int32)

@@ -110,7 +110,9 @@ class Blocks(Drawn):
         if kb == count:
             return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=payload)
         if self.cyclic:
-            return Facts(contraction=0.0, deterministic=False, payload=payload)
+            return Facts(contraction=0.0, deterministic=False, randomness="shared", payload=payload)
         if self.scaled:
-            return Facts(unbiased=True, variance=count / kb - 1, deterministic=False, payload=payload)
-        return Facts(contraction=kb / count, deterministic=False, payload=payload)
+            return Facts(
+                unbiased=True, variance=count / kb - 1, deterministic=False, randomness="shared", payload=payload
+            )
+        return Facts(contraction=kb / count, deterministic=False, randomness="shared", payload=payload)

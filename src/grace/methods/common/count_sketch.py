@@ -40,4 +40,4 @@ class CountSketch(Compressor):
         add_sketch_(out, cells, rng.words(3 * self.rows, out.device), self.rows, scale)
 
     def facts(self, n: int) -> Facts:
-        return Facts(deterministic=False, payload=4 * self.rows * self.cols)
+        return Facts(deterministic=False, randomness="shared", payload=4 * self.rows * self.cols)

@@ -40,7 +40,7 @@ from grace.random import Stream
 
 
 class DenseTensors:
-    """Those tensors of a bucket that travel as they are.
+    """Tensors of a bucket that travel as they are.
 
     Args:
         sizes: numbers of all tensors. at: which of them these are. places: where each tensor's part of the message begins.
@@ -150,7 +150,7 @@ class FactorBucket:
         self._successors = [peers.like.lent.borrow_successor(state) for state in states]
 
     def point(self) -> bool:
-        """Whether kernels know where all of this is: see :meth:`Many.point`."""
+        """True if kernels know where all of this is: see :meth:`Many.point`."""
         plan, means = self._plan, self._means
         if not plan.dense.point(self._xs, means, self._message):
             return False
@@ -267,7 +267,7 @@ def open_factors(
 
 
 def may_open(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether kernels for many tensors can take these, of any shapes, where they are."""
+    """True if kernels for many tensors can take these, of any shapes, where they are."""
     device = xs[0].device
     return not on_host(device) and backends.runs_triton(device) and are_plain(xs, peers)
 

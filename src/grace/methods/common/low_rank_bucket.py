@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.compute import backends
+from grace.compute import backends, native
 from grace.contract.loan import succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
@@ -45,7 +45,7 @@ class LowRankPlan:
         self.kernels = LowRankMany(self.sides)
         self.into = Sums([sizes[i] for i in self.dense], memory=False)
         self.back = Sums([sizes[i] for i in self.dense], memory=True)
-        self.zeros = torch.zeros(max((sizes[i] for i in self.dense), default=0))
+        self.zeros = torch.zeros(max((sizes[i] for i in self.dense), default=0), dtype=torch.float32, device="cpu")
         self.parts, self.places = Parts(tuple(range(len(sides))), tuple(sent)), begins(sent)
         self.rights = [r * l for _, l, r in self.sides]
         self.lefts = begins([r * m for m, _, r in self.sides])
@@ -81,7 +81,7 @@ class LowRankBucket:
         for alike in plan.alike:
             rows = unit_rows(torch.cat([qs[t].mT for t in alike]))
             held.append(rows)
-            at = rows.data_ptr()
+            at = native.address("factors", rows, torch.float32, sum(plan.rights[t] for t in alike))
             for t in alike:
                 rights[t] = at
                 at += 4 * plan.rights[t]
@@ -187,7 +187,7 @@ class LowRankBucket:
         return self._left[self._plan.lefts[t] : self._plan.lefts[t + 1]].view(self._plan.sides[t][2], -1)
 
     def _certainly_fit(self, rights: Tensor) -> bool:
-        """Whether all products with these right factors, of any shapes, are certainly at most half the largest float32: the
+        """True if all products with these right factors, of any shapes, are certainly at most half the largest float32: the
         numbers of a basis are at most 1, but for rounding.
         """
         return float(rights.abs().max()) * 1.01 * max(r for _, _, r in self._plan.sides) <= HALF
@@ -223,7 +223,7 @@ def open_bucket(
 
 
 def may_open(sides: Sequence[Sides | None], xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether there are matrices among these tensors, of any shapes, and all can be worked on where they are."""
+    """True if there are matrices among these tensors, of any shapes, and all can be worked on where they are."""
     if not (any(sides) and possible() and on_host(xs[0].device) and are_plain(xs, peers)):
         return False
     return all(x.is_cpu for x in (*xs, *(peers.spares or ())))

@@ -39,12 +39,12 @@ DENSE = Allreduce(Identity())
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether kernels can read x, of any shape, as it is."""
+    """True if kernels can read x, of any shape, as it is."""
     return x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
 
 
 def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether kernels can read and write all of a bucket, of any shapes, where it is, and what is lent for it."""
+    """True if kernels can read and write all of a bucket, of any shapes, where it is, and what is lent for it."""
     lent = peers.like.lent
     if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
         return False
@@ -71,7 +71,7 @@ class LowRank(Method[S]):
         return m, l, min(self.rank, m, l)
 
     def _batches(self, like: Tensor) -> bool:
-        """Whether tensors like this go together: float32, or where kernels widen them those that are compressed."""
+        """True if tensors like this go together: float32, or where kernels widen them those that are compressed."""
         if like.dtype is torch.float32:
             return True
         return reads_narrow(like) and not on_host(like.device) and self._compresses(like)

@@ -30,7 +30,7 @@ def share_components(covariance: Tensor, d: int, rank: int) -> Exchange[Tensor]:
     Raises:
         PayloadError: what came cannot be parts of unit vectors.
     """
-    empty = torch.zeros(covariance.shape[0], d, device=covariance.device)
+    empty = torch.zeros(covariance.shape[0], d, device=covariance.device, dtype=torch.float32)
     basis = yield Broadcast(leading_components(covariance, d) if rank == 0 else empty, 0)
     fine = (basis.abs() <= 1.001).all()
     refuse_unless(fine, lambda: PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]"))

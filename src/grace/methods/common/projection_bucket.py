@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.compute import backends, native
+from grace.compute.host import host_int64
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
@@ -51,10 +52,12 @@ class ProjectionPlan(LowRankPlan):
         self.bases = begins([s * r for s, _, r in shapes])
         self.factors = begins([side * r for _, side, r in shapes])
         self.shapes = shapes
-        counts = torch.tensor([s * r for s, _, r in shapes])
+        counts = host_int64([s * r for s, _, r in shapes])
         roots = [math.sqrt(s) for s, _, _ in shapes]
-        self.up = torch.tensor(roots).repeat_interleave(counts)
-        self.down = torch.tensor([1 / root for root in roots]).repeat_interleave(counts)
+        self.up = torch.tensor(roots, dtype=torch.float32, device="cpu").repeat_interleave(counts)
+        self.down = torch.tensor([1 / root for root in roots], dtype=torch.float32, device="cpu").repeat_interleave(
+            counts
+        )
         self.finite = Table([Call(native.c.finite, (ROWS, m * l, THREADS), 0) for m, l, _ in self.sides])
 
 
@@ -144,12 +147,12 @@ class ProjectionBucket(LowRankBucket):
         return [bool(done) for done in self._ways.finite.run(0)]
 
     def _certainly(self, factors: Tensor) -> bool:
-        """Whether all products of factors, of any shapes, and bases are certainly at most half the largest float32."""
+        """True if all products of factors, of any shapes, and bases are certainly at most half the largest float32."""
         most = float(factors.abs().max()) * float(self._wide.abs().max())
         return most * 1.01 * max(r for _, _, r in self._ways.shapes) <= HALF
 
     def _fits(self, t: int, factor: Tensor) -> bool:
-        """Whether what is left of matrix t without the product of its flat factor and the basis counts as finite."""
+        """True if what is left of matrix t without the product of its flat factor and the basis counts as finite."""
         s, side, r = self._ways.shapes[t]
         basis = self._wide[self._ways.bases[t] : self._ways.bases[t + 1]].view(r, s)
         fits = product_fits(factor.view(r, side), basis)

@@ -42,7 +42,7 @@ def take_encoded(
 def _make_rooms(many: Many, kept: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Many]:
     """``[K]`` float32 for what is selected, and the tensors of it, which stay where they are."""
     counts = kept[:: many.rows]
-    sent = torch.empty(sum(kept), device=many.device)
+    sent = torch.empty(sum(kept), device=many.device, dtype=torch.float32)
     values = Many(counts, places, many.streams, many.device, many.rows)
     values.xs = [part.view(many.rows, -1) for part in sent.split_with_sizes([many.rows * k for k in counts])]
     return sent, values

@@ -63,7 +63,7 @@ def fitted_thresholds(
         for t, (mu, variance) in zip(live, told_of, strict=True):
             eta[t] += pareto_quantile_of(mu, variance, shares[t][stage])
     thresholds = [max(min(eta[t], below[t]), LEAST) if t in eta else 1.0 for t in range(len(rows))]
-    both = torch.tensor([thresholds, [float(t in eta) for t in range(len(rows))]], dtype=torch.float64)
+    both = torch.tensor([thresholds, [float(t in eta) for t in range(len(rows))]], dtype=torch.float64, device="cpu")
     found, usable = both.to(many.device, non_blocking=True)
     return found, usable != 0
 
@@ -100,7 +100,7 @@ def _top(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _magnitudes(many: Many, t: int) -> Tensor:
-    """Those of tensor t plus its memory, float32 ``[n]``."""
+    """Numbers of tensor t plus its memory, float32 ``[n]``."""
     x = many.xs[t]
     return (x.float() if many.memories is None else x + many.memories[t]).abs().view(-1)
 

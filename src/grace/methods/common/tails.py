@@ -54,7 +54,7 @@ def find_threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio:
     """As :func:`threshold`, such that at least the largest magnitude exceeds it; None if that is zero or not finite, or if
     there is none.
     """
-    top = a.max() if a.numel() else torch.tensor(0.0)
+    top = a.max() if a.numel() else torch.tensor(0.0, dtype=torch.float32, device="cpu")
     if not 0 < float(top) < math.inf:
         return None
     eta = threshold(a, ratio, stages, dist, first_ratio)
@@ -150,7 +150,7 @@ class GammaFit(NamedTuple):
 
     @property
     def degenerate(self) -> bool:
-        """Whether all numbers are equal, or all of them are to exceed the quantile."""
+        """True if all numbers are equal, or all of them are to exceed the quantile."""
         return self.s <= 1e-12 or self.share >= 1
 
 

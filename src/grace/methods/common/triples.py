@@ -101,5 +101,5 @@ def fill_with_water(sizes: Tensor, budget: float) -> Tensor:
     first = sure.sum(0, keepdim=True)  # [1]
     at = first.clamp_max(len(ordered) - 1)
     share = room.gather(0, at) / total.gather(0, at).clamp_min(torch.finfo(torch.float64).tiny)
-    p = torch.where(torch.arange(len(ordered), device=sizes.device) < first, 1.0, ordered * share)
+    p = torch.where(torch.arange(len(ordered), device=sizes.device, dtype=torch.int64) < first, 1.0, ordered * share)
     return torch.empty_like(p).scatter_(0, order, p.clamp_max_(1.0))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts
+from grace.compute.host import host_int64
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
@@ -110,10 +111,12 @@ class Kind:
         self.drawn = Many(self.olds.sizes, (), streams, device) if streams else None
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
         self.narrow = NarrowMatrices(sizes, device) if narrow else None
-        counts = torch.tensor([s * r for s, _, r in spans])
+        counts = host_int64([s * r for s, _, r in spans])
         roots = [math.sqrt(s) for s, _, _ in spans]
         self.up, self.down = (
-            torch.tensor(scales).repeat_interleave(counts).to(device, non_blocking=True)
+            torch.tensor(scales, dtype=torch.float32, device="cpu")
+            .repeat_interleave(counts)
+            .to(device, non_blocking=True)
             for scales in (roots, [1 / root for root in roots])
         )
 
@@ -215,7 +218,7 @@ class TurnedBucket:
         self._factors = [take(kind.spans.rights[-1]) for kind in plan.kinds]
 
     def point(self) -> bool:
-        """Whether kernels know where all of this is: see :meth:`Many.point`."""
+        """True if kernels know where all of this is: see :meth:`Many.point`."""
         there = self._plan.dense.point(self._xs, self._means, self._message)
         for kind in self._plan.kinds:
             if kind.narrow is not None:

@@ -99,7 +99,7 @@ class WaitingBucket:
         many, flats = self.bucket.many, self.flats
         r, d, rest = flats["r"], flats["d"], flats["lent"]
         sizes = many.numbers("padded", lambda: padded_sizes(many.sizes), torch.int64)
-        flags = torch.stack([torch.as_tensor(out.finite, device=many.device) for out in outs])
+        flags = torch.stack([torch.as_tensor(out.finite, device=many.device, dtype=torch.bool) for out in outs])
         fine = flags.repeat_interleave(sizes, output_size=len(r))
         sent = flats["sure"] & (rest != r)
         left = torch.where(sent, rest if keep_error else 0.0, r)

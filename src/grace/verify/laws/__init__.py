@@ -19,8 +19,9 @@ from grace.verify.laws.fusing import fused_equals_alone
 from grace.verify.laws.keeping_rest import rest_is_free
 from grace.verify.laws.losing_nothing import nothing_lost
 from grace.verify.laws.nonfinite import nonfinite_is_agreed
-from grace.verify.laws.randomness import own_randomness, ranks_draw_apart
+from grace.verify.laws.randomness import independence, own_randomness
 from grace.verify.laws.recovery import exact_recovery
+from grace.verify.laws.rows import rows_stand_alone
 from grace.verify.laws.saving import state_survives
 from grace.verify.laws.wires import payload, summable
 from grace.verify.running import (
@@ -55,15 +56,16 @@ __all__ = [
     "finite_stays_finite",
     "fused_equals_alone",
     "in_place",
+    "independence",
     "is_memory",
     "leaves",
     "nonfinite_is_agreed",
     "nothing_lost",
     "own_randomness",
     "payload",
-    "ranks_draw_apart",
     "remembers",
     "rest_is_free",
+    "rows_stand_alone",
     "run",
     "same_bits",
     "scatter_conserves",

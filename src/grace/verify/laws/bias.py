@@ -49,7 +49,7 @@ def check(subject: Subject, profile: Profile) -> Held:
     if subject.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
     chances = []
-    unbiased = subject.core.facts(torch.empty(SHAPE, device="meta")).unbiased
+    unbiased = subject.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32)).unbiased
     for x in (normal(*SHAPE)(0), -normal(*SHAPE)(1).abs()):
         draws = 2 if subject.core.facts(x).deterministic else profile.draws
         outs = draw_means(subject.core, [x], draws)

@@ -53,12 +53,14 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
 
 
 def varies(method: Method[Any]) -> bool:
-    """Whether the sizes of its wires depend on the data."""
+    """True if the sizes of its wires depend on the data."""
     compressor = find_compressor(method)
     if compressor is not None:
         return compressor.varies
     core = layers(method)[-1]
-    return bool(getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
+    return bool(
+        getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta", dtype=torch.float32)).payload is None)
+    )
 
 
 def check(subject: Subject, profile: Profile) -> Held:
@@ -71,7 +73,7 @@ def check(subject: Subject, profile: Profile) -> Held:
         moved = traffic(method, make_some(subject))
     moved = traffic(subject.method, make_some(subject))
     most = max(moved, key=lambda traffic: traffic.sent)
-    like = torch.empty(SHAPE, device="meta")
+    like = torch.empty(SHAPE, device="meta", dtype=torch.float32)
     said = subject.method.traffic(like, make_peer(moved.index(most), len(moved), 1))
     elements = math.prod(SHAPE)
     measured = f"{_spell_traffic(most)} for {elements:,} numbers, {len(moved)} workers"

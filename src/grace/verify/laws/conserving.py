@@ -10,10 +10,11 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.run import Tracer, simulate
+from grace.verify.inputs import normal
 from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import average, make_peer, run, tolerance
 from grace.verify.subject import Subject, conserves, is_memory
-from grace.verify.trials import choose_worlds, list_numbers, make_sets
+from grace.verify.trials import choose_worlds, list_numbers, make_sets, make_workers
 
 
 def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None:
@@ -92,4 +93,6 @@ def check(subject: Subject, profile: Profile) -> Held:
     worlds = choose_worlds(subject, profile)
     for xs in make_sets(subject, profile):
         conservation(subject.core, xs)
+    for world in worlds:
+        scatter_conserves(subject.core, make_workers(normal(world, 31), world))
     return Held(f"to a rounding, {list_numbers(worlds)} workers")

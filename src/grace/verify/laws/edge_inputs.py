@@ -35,7 +35,7 @@ def finite_stays_finite(method: Method[Any], xs: Sequence[Tensor]) -> None:
 def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     worlds = choose_worlds(subject, profile)
-    subject.method.facts(torch.empty(0, device="meta"))  # it may claim anything, but must not fail
+    subject.method.facts(torch.empty(0, device="meta", dtype=torch.float32))  # it may claim anything, but must not fail
     for i, name in enumerate(EDGES):
         xs = make_workers(UGLY[name], worlds[i % len(worlds)])
         for method in subject.all if profile.every else [subject.all[i % len(subject.all)]]:

@@ -28,10 +28,16 @@ def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
         assert same_bits(outs[0], outs[1]), "deterministic: another seed gives other bits"
     errors = (outs - x.double()).square().flatten(1).sum(1)  # [R]
     size = float(x.double().square().sum())
+    errors_hold(errors, size, facts)
+    return float(errors.mean()) / size if size else 0.0
+
+
+def errors_hold(errors: Tensor, size: float, facts: grace.Facts) -> None:
+    """The declared contraction and variance hold for the squared errors ``[R]`` of R draws, of an x of ``size`` = |x|^2."""
     delta = facts.contraction or 0.0
     spread = 0.0
     if not facts.deterministic:  # a number in [0, |x|^2] of mean (1 - delta) |x|^2 varies no more than a coin
-        spread = max(float(errors.std()), size * math.sqrt(delta * (1 - delta))) / math.sqrt(len(outs))
+        spread = max(float(errors.std()), size * math.sqrt(delta * (1 - delta))) / math.sqrt(len(errors))
     measured = float(errors.mean()) - 5 * spread
     slack = size * 1e-10 + TINY
     if facts.contraction is not None:
@@ -42,7 +48,6 @@ def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
     if facts.variance is not None:
         legal = facts.variance * size * (1 + 1e-5) + slack
         assert measured <= legal, f"variance: E|C(x) - x|^2 = {measured:.6g} > {facts.variance} |x|^2 = {legal:.6g}"
-    return float(errors.mean()) / size if size else 0.0
 
 
 def check(one: Subject, profile: Profile) -> Held:

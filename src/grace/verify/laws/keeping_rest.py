@@ -17,7 +17,7 @@ from grace.verify.trials import make_workers
 
 
 def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
-    """Whether the rest is kept makes no difference to the mean."""
+    """True if the rest is kept makes no difference to the mean."""
     kept, not_kept = run(method, xs, keep_rest=True)[0], run(method, xs)[0]
     if xs[0].dtype == torch.float32:
         assert torch.equal(kept.mean, not_kept.mean), "keep_rest changes the mean"  # except for the sign of a zero

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grace.communicators import Allgather
 from grace.contract.method import Method
-from grace.verify.inputs import UGLY
+from grace.contract.wrapping import find_compressor
+from grace.verify.inputs import UGLY, normal
 from grace.verify.outcome import Held, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject
@@ -47,17 +49,41 @@ def _read_numpy_state() -> tuple[bytes, int]:
     return np.asarray(words).tobytes(), int(position)
 
 
-def ranks_draw_apart(method: Method[Any], x: Tensor) -> None:
-    """Rounding is independent between ranks: averaging over workers reduces the error."""
-    one, many = run(method, [x]), run(method, [x] * 8)
-    alone, averaged = ((out[0].mean - x).double().square().sum() for out in (one, many))
-    assert float(averaged) <= 0.5 * float(alone), f"randomness: 8 ranks err by {averaged:.3g}, one by {alone:.3g}"
+def independence(method: Method[Any], x: Tensor, draws: int = 16, world: int = 8) -> float | None:
+    """Where randomness is declared private: of workers that hold the same x, the mean's variance over seeds is 1/W of that of
+    one worker: (the former over the latter) W, 1 if they are independent and W if they draw the same; None: not declared.
+
+    A communicator that compresses the mean once more rounds that alone, so its compressor is tried in an Allgather.
+    """
+    compressor = find_compressor(method)
+    core = method if compressor is None else Allgather(compressor)
+    facts = core.facts(x)
+    if facts.deterministic or facts.randomness == "shared":
+        return None
+    one, many = (_measure_variance(core, [x] * count, draws) for count in (1, world))
+    ratio = world * many / max(one, 1e-300)
+    assert ratio <= 2, (
+        f"independence: randomness is declared private, but the mean of {world} workers varies {ratio:.3g} / {world} times as "
+        "much as one worker's, not 1 / W: they draw the same numbers"
+    )
+    return ratio
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def _measure_variance(method: Method[Any], xs: Sequence[Tensor], draws: int) -> float:
+    """The variance of all numbers of the mean over seeds, added up."""
+    means = [run(method, xs, seed=1000 * len(xs) + seed)[0].mean for seed in range(draws)]
+    return float(torch.stack(means).double().var(0).sum())
+
+
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    for method in one.all:
-        for xs in (make_some(one), make_workers(UGLY["zeros"], max(2, one.least_world))):
+    for method in subject.all:
+        for xs in (make_some(subject), make_workers(UGLY["zeros"], max(2, subject.least_world))):
             own_randomness(method, xs)
-    said = one.core.facts(torch.empty(SHAPE, device="meta")).deterministic
-    return Held("as declared; global generators untouched", "deterministic" if said else "random")
+    facts = subject.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
+    declared = "deterministic" if facts.deterministic else f"random, {facts.randomness}"
+    words = "as declared; global generators untouched"
+    ratio = independence(subject.core, normal(*SHAPE)(0)) if subject.least_world == 1 else None
+    if ratio is not None:
+        words += f"; the mean of 8 equal gradients varies {ratio / 8:.2g} times as much as one"
+    return Held(words, declared)

@@ -39,7 +39,7 @@ def read_text(root: Path) -> dict[str, Array]:
 
 
 def has_tokens(root: Path) -> bool:
-    """Whether ``read_tokens`` would find its files."""
+    """True if ``read_tokens`` would find its files."""
     return (root / "train.bin").is_file()
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from grace.cli.app import app
-from grace_bench.tasks import Task
+from grace_bench.tasks import Task, find_task
 
 HERE = "tests.unit.grace_bench.survey.tiny"
 
@@ -76,6 +76,8 @@ class Steep(Tiny):
 
 
 def plan(tmp_path, text=PLAN, name="plan.toml"):
+    for task in (Tiny, Tall, Steep):
+        find_task(f"{HERE}:{task.__name__}")  # named by the user, files may name them
     path = tmp_path / name
     path.write_text(text.replace("{here}", HERE))
     return path

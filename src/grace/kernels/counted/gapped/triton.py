@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks
 from grace.kernels.coded import Payload
 from grace.kernels.counted.parts import COUNT, DENSE_COUNT, Chosen, CountedCode, CountedPlaces
@@ -49,10 +50,10 @@ class _Fields:
         before = [COUNT + code.bytes_of(k) for k in self.stored]
         kept = [0 if whole else k for k, whole in zip(self.stored, self.dense, strict=True)]
         self.lists = GapLists(tuple(kept), code.index, tuple(before))
-        self.tables = torch.zeros(len(before), 8, dtype=torch.int64)
-        stored = torch.tensor(self.stored)
+        self.tables = torch.zeros(len(before), 8, dtype=torch.int64, device="cpu")
+        stored = host_int64(self.stored)
         self.tables[:, 0], self.tables[:, 1] = stored, stored.cumsum(0) - stored
-        self.tables[:, 2], self.tables[:, 6] = 3 * torch.tensor(self.dense), torch.tensor(before) - COUNT
+        self.tables[:, 2], self.tables[:, 6] = 3 * host_int64(self.dense), host_int64(before) - COUNT
 
     @property
     def steps(self) -> int:
@@ -69,12 +70,12 @@ def choose_gapped(
         if code.whole and k * code.value + most(n, k, code.index) >= n * code.value:
             counts[t] = DENSE_COUNT
     says, device = _Fields(counts, many.sizes, code), many.device
-    begins, size = torch.tensor(says.lists.begins), sum(says.lists.before)
+    begins, size = host_int64(says.lists.begins), sum(says.lists.before)
     says.tables[:, 7] = begins + COUNT
     tiles = pair_programs(-(-says.tables[:, 6] // TILE))
-    heads = begins[:, None] + torch.arange(COUNT)
+    heads = begins[:, None] + torch.arange(COUNT, dtype=torch.int64, device="cpu")
     own, tiles, heads, numbers = carry_together(
-        (says.tables, tiles, heads, torch.tensor(counts, dtype=torch.int32)), device
+        (says.tables, tiles, heads, torch.tensor(counts, dtype=torch.int32, device="cpu")), device
     )
     K = sum(says.stored)
     payload = Payload(code.narrow, code.codes, fronts)
@@ -90,28 +91,36 @@ def choose_gapped(
 
 def write_gapped(message: Tensor, chosen: Chosen, places: CountedPlaces) -> None:
     """As :func:`grace.kernels.counted.write_chosen_many`, into ``message [s]`` uint8."""
-    table, widths = chosen.notes.table, torch.tensor(places.widths[places.own])
-    where = torch.tensor(places.begins) + wires.HEADER
-    parts = (where, widths - torch.tensor(table.before), pair_programs(-(-widths // TILE)))
+    table, widths = chosen.notes.table, host_int64(places.widths[places.own])
+    where = host_int64(places.begins) + wires.HEADER
+    parts = (where, widths - host_int64(table.before), pair_programs(-(-widths // TILE)))
     write_laid(message, table, *carry_together(parts, message.device), chosen.notes.laid)
 
 
 def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
     """As :func:`grace.kernels.counted.sum_counted_many`, of ``rows [W, s]`` uint8: ``[T]`` bool."""
     W, T, device = len(rows), len(many), many.device
-    where = torch.tensor(places.begins) + wires.HEADER
+    where = host_int64(places.begins) + wires.HEADER
     told = [count for (count,) in ask_counts(rows, places, 1)]
     sizes, widths = many.sizes * W, list(chain(*places.widths))
     legal = [_fits(*each, code) for each in zip(told, sizes, widths, strict=True)]
     says = _Fields([count if fine else 0 for count, fine in zip(told, legal, strict=True)], sizes, code)
     table = GapTable(sizes, device, says.lists)
-    firsts = torch.tensor(says.lists.kept)
+    firsts = host_int64(says.lists.kept)
     says.tables[:, 1], says.tables[:, 7] = firsts.cumsum(0) - firsts, where.repeat(W) + COUNT
-    room = (torch.tensor(widths) - torch.tensor(says.lists.before)).masked_fill_(firsts == 0, 0)
+    room = (host_int64(widths) - host_int64(says.lists.before)).masked_fill_(firsts == 0, 0)
     begins = begins_of_all(rows, places)
     read = tiles_to_read(room, says.lists)
     tables, room, begins, read, spans, fine = carry_together(
-        (says.tables, room, begins, pair_programs(read), spans_of(read), torch.tensor(legal)), device
+        (
+            says.tables,
+            room,
+            begins,
+            pair_programs(read),
+            spans_of(read),
+            torch.tensor(legal, dtype=torch.bool, device="cpu"),
+        ),
+        device,
     )
     marks, lists = Marks(rows, W * T), table.lists.clone()
     lists[:, 7] = begins
@@ -125,7 +134,7 @@ def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlace
 
 
 def _fits(count: int, n: int, width: int, code: CountedCode) -> bool:
-    """Whether a wire of n numbers may have this count and this width."""
+    """True if a wire of n numbers may have this count and this width."""
     if code.whole and count == DENSE_COUNT:
         return width == COUNT + code.bytes_of(n)
     if not 0 <= count <= n:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grace.compute.host import host_int64
 from grace.kernels.counted.sides import SideSelection
 from grace.kernels.many import Many, carry_together
 from grace.kernels.subsets import Drawing
@@ -35,10 +36,11 @@ def count_sampled(
     if not drawn:
         return kept
     S, N, D = sides.searches, sum(many.sizes), len(drawn)
-    sizes = torch.tensor(many.sizes)
-    ends = (sizes.cumsum(0)[:, None] + N * torch.arange(S)).view(-1)  # [T S], among the running counts
+    sizes = host_int64(many.sizes)
+    searches = torch.arange(S, dtype=torch.int64, device="cpu")
+    ends = (sizes.cumsum(0)[:, None] + N * searches).view(-1)  # [T S], among the running counts
     each, begins, ends, which = carry_together(
-        (sizes, ends - sizes.repeat_interleave(S), ends, torch.tensor(drawn)), many.device
+        (sizes, ends - sizes.repeat_interleave(S), ends, host_int64(drawn)), many.device
     )
     subsets = Subsets(
         Many([told[side] for side in drawn], [4 * sides.sample * d for d in range(D)],

@@ -63,7 +63,7 @@ class _Lists:
         pairs = [number for pair in zip(sizes, begins, strict=True) for number in pair]
         self.rooms = many.numbers((_Lists, sizes, "rooms"), lambda: pairs, torch.int64).view(-1, 2)
         self.places = torch.zeros(sum(wide), dtype=torch.int64, device=many.device)
-        self.numbers = torch.zeros(sum(wide), device=many.device)
+        self.numbers = torch.zeros(sum(wide), device=many.device, dtype=torch.float32)
         self.sums = Many(sizes, (), (), many.device)
         rows = self.numbers.split(wide)
         self.sums.point([row[None, :room] for row, room in zip(rows, sizes, strict=True)])
@@ -71,7 +71,7 @@ class _Lists:
 
     @staticmethod
     def of(many: Many, sides: SideSelection) -> _Lists:
-        """Those of a bucket, which are made once."""
+        """Tables of a bucket, which are made once."""
         return many.once((_Lists, sides), lambda: _Lists(many, tuple(map(sides.room, many.sizes))))
 
     def means(self, total: Tensor) -> Tensor:

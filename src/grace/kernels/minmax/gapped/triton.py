@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks
 from grace.kernels.counted.triton import lay_out
 from grace.kernels.gap_lists import GapLists
@@ -82,13 +83,22 @@ def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces
     legal = [_fits(*each, code) for each in zip(told, sizes, widths, strict=True)]
     kept = [k if fine else 0 for k, fine in zip(told, legal, strict=True)]
     lists = GapLists(tuple(kept), code.index, tuple(map(code.before, kept)))
-    table, counts = GapTable(sizes, device, lists), torch.tensor(kept)
-    rooms = (torch.tensor(widths) - torch.tensor(lists.before)).masked_fill_(counts == 0, 0)
+    table, counts = GapTable(sizes, device, lists), host_int64(kept)
+    rooms = (host_int64(widths) - host_int64(lists.before)).masked_fill_(counts == 0, 0)
     begins = begins_of_all(rows, places)
     read, firsts = tiles_to_read(rooms, lists), counts.cumsum(0) - counts
     listed = -(-counts.view(W, T).amax(dim=0) // TILE)
     rooms, begins, tiles, spans, firsts, listed, fine = carry_together(
-        (rooms, begins, pair_programs(read), spans_of(read), firsts, pair_programs(listed), torch.tensor(legal)), device
+        (
+            rooms,
+            begins,
+            pair_programs(read),
+            spans_of(read),
+            firsts,
+            pair_programs(listed),
+            torch.tensor(legal, dtype=torch.bool, device="cpu"),
+        ),
+        device,
     )
     lines, marks, flat, coded = table.lists.clone(), Marks(rows, W * T), rows.view(-1), torch.zeros_like(rooms)
     lines[:, 7] = begins
@@ -101,7 +111,7 @@ def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces
 
 
 def _fits(count: int, n: int, width: int, code: MinMaxCode) -> bool:
-    """Whether a wire of n numbers may have this count and this width."""
+    """True if a wire of n numbers may have this count and this width."""
     if not 0 <= count <= n:
         return False
     (head,) = GapLists((count,), code.index, (0,)).heads([n])

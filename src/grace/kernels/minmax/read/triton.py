@@ -156,7 +156,7 @@ def sum_sketched(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlace
     )
     launch(_bound, (T, W), many.table, where, lists, sides, counts, share, rows, groups, marks.clean, rows.stride(0), q,
            code.rows, G=G, SIZE=size)  # fmt: skip
-    values = torch.empty(index.shape, device=many.device)
+    values = torch.empty(index.shape, device=many.device, dtype=torch.float32)
     launch(_decode, grid, many.table, listed, where, lists, sides, groups, index, rows, values, marks.clean,
            rows.stride(0), T, plane, q, code.rows, step_word(places.step, many.device), G=G, **how, TILE=TILE)  # fmt: skip
     lists[:, :, 7] = 4 * lists[:, :, 1]  # now of values

@@ -20,6 +20,7 @@ from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, shared_key_of, tensor_of, tile_of, wire_of
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.triton import (
+    count_at,
     load_sum,
     load_tile,
     magnitude,
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
 
 SET, SUBTRACT, REPLACE, ADD = range(4)  # out = y, p - y, 0 + y, out + y
 _LONGEST = 4096  # numbers that a program holds
-_NO_TABLE = (None, None, None, None, None)  # of one tensor
 
 
 @triton.jit
 def _turner_at(
-    table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1,
-    SIGNS: tl.constexpr, END: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+    table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, apart,
+    SIGNS: tl.constexpr, END: tl.constexpr, MANY: tl.constexpr, KEYED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """What a program rotates: (which tile of its row, where the row's numbers start, x, e, out, p, m, its mark, n, its first
     block of those of all, the two words of its key). x and p: of many, one number like theirs.
@@ -67,6 +67,8 @@ def _turner_at(
         n = tile - tile + n
         start = row * n
         head = row * nb
+        if KEYED:
+            key0, key1 = count_at(keys + row * apart), count_at(keys + row * apart + 4)
     return tile, start, x, e, out, p, m, bad, n, head, key0, key1
 
 
@@ -165,19 +167,41 @@ def _turn_whole(
         tl.store(out + at, _ended(y, out, p, m, at, None, True, END, HAS_SECOND))
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "step"])
+@triton.jit(do_not_specialize=["key0", "key1", "step", "apart"])
 def _rotate(
-    table, programs, target, keys, heads, x, e, out, p, m, tops, bad, n, nb, key0, key1, step,
+    table, programs, target, keys, heads, x, e, out, p, m, tops, bad, n, nb, key0, key1, step, apart,
     LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, MANY: tl.constexpr, KEYED: tl.constexpr, EVEN: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Blocks of ``2**LOG`` numbers of ``x + e``; where they are longer than a tile, in two passes.
 
     SIGNS: 0 none, 1 before, 2 after. END: what becomes of out; ``p + m`` is what is subtracted from. With signs before, a mark
-    if x + e is not finite. tops: the largest magnitudes of long blocks. target: of many, where out, p and m are.
+    if x + e is not finite. tops: the largest magnitudes of long blocks. target: of many, where out, p and m are. KEYED: the
+    keys are the first bytes of wires, uint8, which are so many bytes ``apart``.
     """
     tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
-        table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, SIGNS, END, MANY, EVEN
+        table,
+        programs,
+        target,
+        keys,
+        heads,
+        x,
+        e,
+        out,
+        p,
+        m,
+        bad,
+        n,
+        nb,
+        key0,
+        key1,
+        apart,
+        SIGNS,
+        END,
+        MANY,
+        KEYED,
+        EVEN,
     )
     full = n - tile * TILE >= TILE
     if LAST and TILE == 1024:
@@ -196,6 +220,32 @@ def _rotate(
             tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
             LOG, FIRST, LAST, SIGNS, END, HAS_MEMORY, HAS_SECOND, TILE,
         )  # fmt: skip
+
+
+@triton.jit
+def top_of_blocks(y, LOG: tl.constexpr, TILE: tl.constexpr):
+    """``[TILE]`` int32: for each number the largest magnitude of its block of ``2**LOG``."""
+    top = tl.max(tl.reshape(magnitude(y), (TILE >> LOG, 1 << LOG)), 1)
+    return tl.reshape(tl.broadcast_to(top[:, None], (TILE >> LOG, 1 << LOG)), (TILE,))
+
+
+@triton.jit
+def scaled_back(y, size, large):
+    """Sums of ``size`` numbers times 1/sqrt(size), at their size where the block was transformed at 2**-32 of it."""
+    y = y * root_of(size)
+    most = 3.4028234663852886e38 * 2.3283064365386963e-10
+    return tl.where(large, tl.minimum(tl.maximum(y, -most), most) * 4294967296.0, y)
+
+
+@triton.jit
+def turn_back(y, size, key0, key1, step, first, LOG: tl.constexpr, TILE: tl.constexpr):
+    """``D H y`` of a tile of whole blocks, or of the last one, with these pieces: ``first`` is the tile's first number."""
+    large = top_of_blocks(y, LOG, TILE) > 0x6F800000  # 2**96
+    y = tl.where(large, y * 2.3283064365386963e-10, y)
+    for t in tl.static_range(0, LOG):
+        y = turn_pairs(y, size, 1 << t, 1 << t, TILE)
+    y = scaled_back(y, size, large)
+    return tl.where(signs_of_tile(key0, key1, step, first, TILE) == 1, negated(y), y)
 
 
 @triton.jit
@@ -226,8 +276,7 @@ def _turn_any(
         mark_if(bad, magnitude(y) >= 0x7F800000)
         y = tl.where(signs_of_tile(key0, key1, step, first, TILE) == 1, negated(y), y)
     if FIRST and LAST:
-        top = tl.max(tl.reshape(magnitude(y), (TILE >> LOG, 1 << LOG)), 1)
-        top = tl.reshape(tl.broadcast_to(top[:, None], (TILE >> LOG, 1 << LOG)), (TILE,))
+        top = top_of_blocks(y, LOG, TILE)
     else:
         top = magnitude(tl.load(tops + head + (origin >> LOG)))
     large = top > 0x6F800000  # 2**96
@@ -239,9 +288,7 @@ def _turn_any(
         for t in tl.static_range(0, LOG - 12):
             y = turn_pairs(y, size, TILE << t, COLUMNS << t, TILE)
     if LAST:
-        y = y * root_of(size)
-        most = 3.4028234663852886e38 * 2.3283064365386963e-10
-        y = tl.where(large, tl.minimum(tl.maximum(y, -most), most) * 4294967296.0, y)
+        y = scaled_back(y, size, large)
         if SIGNS == 2:
             if FIRST:
                 minus = signs_of_tile(key0, key1, step, first, TILE)
@@ -263,38 +310,53 @@ def turn(
     p: Tensor | None = None,
     m: Tensor | None = None,
     bad: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> None:
-    """Rotates the blocks of ``x + e``, of rows ``[b, n]``; where out is not just set to them, x is written over."""
+    """Rotates the blocks of ``x + e``, of rows ``[b, n]``; where out is not just set to them, x is written over. keys: wires
+    ``[b, w]`` uint8 that begin with each row's key, where it is not that of ``rng``.
+    """
     (b, n), log = x.shape, block.bit_length() - 1
     key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
     nb, bad = block_count(n, block), Marks(x).clean if bad is None and signs == 1 else bad
-    knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None, "MANY": False, "EVEN": False}
+    table, apart = (None, None, None, keys, None), 0 if keys is None else keys.stride(0)
+    knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None, "MANY": False, "KEYED": keys is not None,
+             "EVEN": False}  # fmt: skip
     if block <= _LONGEST:
         tile = max(block, TILE)
-        launch(_rotate, (block_count(n, tile), b), *_NO_TABLE, x, e, out, p, m, None, bad, n, nb, key0, key1, step,
+        launch(_rotate, (block_count(n, tile), b), *table, x, e, out, p, m, None, bad, n, nb, key0, key1, step, apart,
                **knobs, FIRST=True, LAST=True, END=end, HAS_MEMORY=e is not None, TILE=tile, **_warps(tile))  # fmt: skip
         return
     tops = largest(x, e, block)
     y = out if end == SET else x
-    launch(_rotate, (block_count(n, _LONGEST), b), *_NO_TABLE, x, e, y, None, None, tops, bad, n, nb, key0, key1, step,
-           **knobs, FIRST=True, LAST=False, END=SET, HAS_MEMORY=e is not None, TILE=_LONGEST)  # fmt: skip
-    launch(_rotate, (nb * (block // _LONGEST), b), *_NO_TABLE, y, None, out, p, m, tops, bad, n, nb, key0, key1, step,
-           **knobs, FIRST=False, LAST=True, END=end, HAS_MEMORY=False, TILE=_LONGEST)  # fmt: skip
+    launch(_rotate, (block_count(n, _LONGEST), b), *table, x, e, y, None, None, tops, bad, n, nb, key0, key1, step,
+           apart, **knobs, FIRST=True, LAST=False, END=SET, HAS_MEMORY=e is not None, TILE=_LONGEST)  # fmt: skip
+    launch(_rotate, (nb * (block // _LONGEST), b), *table, y, None, out, p, m, tops, bad, n, nb, key0, key1, step,
+           apart, **knobs, FIRST=False, LAST=True, END=end, HAS_MEMORY=False, TILE=_LONGEST)  # fmt: skip
 
 
 def turn_many(
-    many: Many, into: Many, block: int, signs: int, salt: int, step: int, end: int, bad: Tensor | None = None
+    many: Many,
+    into: Many,
+    block: int,
+    signs: int,
+    salt: int,
+    step: int,
+    end: int,
+    bad: Tensor | None = None,
+    *,
+    own: bool = False,
 ) -> None:
-    """As :func:`turn`, of x and e of ``many``; out, p and m are those of ``into``."""
+    """As :func:`turn`, of x and e of ``many``; out, p and m are those of ``into``. own: each tensor by its own stream."""
     adds = signs == 1 and many.memories is not None
-    heads, keys, word = many.heads(block), many.shared_keys(salt), step_word(step, many.device)
+    heads, keys, word = many.heads(block), many.keys(salt, own=own), step_word(step, many.device)
     tops = None if block <= _LONGEST else largest_of_many(many, block, adds=adds)
 
     def launch_pass(source: Many, target: Many, tiles: Tensor, end: int, **how: int) -> None:
         p = target.like if end == SUBTRACT else None
         launch(_rotate, (len(tiles),), source.table, tiles, target.table, keys, heads, source.like, None, None, p, None,
-               tops, bad, None, None, None, None, word, LOG=block.bit_length() - 1, SIGNS=signs, END=end,
-               HAS_SECOND=target.memories is not None, MANY=True, EVEN=source.even and target.even, **how)  # fmt: skip
+               tops, bad, None, None, None, None, word, None, LOG=block.bit_length() - 1, SIGNS=signs, END=end,
+               HAS_SECOND=target.memories is not None, MANY=True, KEYED=False,
+               EVEN=source.even and target.even, **how)  # fmt: skip
 
     tile = min(max(block, TILE), _LONGEST)
     if tops is None:

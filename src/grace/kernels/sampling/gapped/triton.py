@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import host_int64
 from grace.compute.launching import TILE, Marks
 from grace.kernels.counted.parts import WirePlaces
 from grace.kernels.gap_lists import GapLists
@@ -49,10 +50,10 @@ class _Parts:
         self.kept = [0 if whole else k1 for (k1, _), whole in zip(counts, dense, strict=True)], [k for _, k in counts]
         tails = [4 + packed_bytes(k2, 1) if k2 else 0 for _, k2 in counts]
         self.before = [COUNTS + 4 * k1 + tail for (k1, _), tail in zip(counts, tails, strict=True)]
-        self.tables = torch.zeros(2, len(counts), 8, dtype=torch.int64)
-        self.tables[:, :, 0] = torch.tensor(counts, dtype=torch.int64).t()
-        self.tables[0, :, 2] = 3 * torch.tensor(dense)
-        self.tables[0, :, 6] = torch.tensor(self.before) - COUNTS
+        self.tables = torch.zeros(2, len(counts), 8, dtype=torch.int64, device="cpu")
+        self.tables[:, :, 0] = torch.tensor(counts, dtype=torch.int64, device="cpu").t()
+        self.tables[0, :, 2] = 3 * host_int64(dense)
+        self.tables[0, :, 6] = host_int64(self.before) - COUNTS
 
 
 def choose_gapped(
@@ -73,9 +74,9 @@ def choose_gapped(
         counts.append((n, 0) if dense[-1] else (k1, k2))
     parts = _Parts(counts, dense)
     rooms = [k for group in zip(*counts, strict=True) for k in group]
-    parts.tables.view(-1, 8)[:, 1] = torch.tensor(rooms).cumsum(0) - torch.tensor(rooms)
+    parts.tables.view(-1, 8)[:, 1] = host_int64(rooms).cumsum(0) - host_int64(rooms)
     lists = GapLists((*parts.kept[0], *parts.kept[1]), index, (*parts.before, *[0] * len(sizes)))
-    before = torch.tensor(parts.before)
+    before = host_int64(parts.before)
     tables, begins, ends, tiles = carry_together(
         (parts.tables, before.cumsum(0) - before, before, pair_programs(-(-before // TILE))), device
     )
@@ -89,8 +90,8 @@ def choose_gapped(
 
 def write_gapped(message: Tensor, notes: GapNotes, places: WirePlaces) -> None:
     """As :func:`grace.kernels.sampling.write_drawn_many`, into ``message [s]`` uint8."""
-    T, tiles = len(places.begins), (-(-torch.tensor(places.widths[places.own]) // TILE)).repeat(2)
-    begins, before = torch.tensor(places.begins) + wires.HEADER, torch.tensor(notes.table.before)
+    T, tiles = len(places.begins), (-(-host_int64(places.widths[places.own]) // TILE)).repeat(2)
+    begins, before = host_int64(places.begins) + wires.HEADER, host_int64(notes.table.before)
     where, before, tiles = carry_together((begins, before, pair_programs(tiles)), message.device)
     both = torch.cat((where, where + notes.widths[:T]))
     write_laid(message, notes.table, both, notes.widths - before, tiles, notes.laid)
@@ -99,25 +100,26 @@ def write_gapped(message: Tensor, notes: GapNotes, places: WirePlaces) -> None:
 def sum_gapped(rows: Tensor, many: Many, index: str, places: WirePlaces, weight: float) -> Tensor:
     """As :func:`grace.kernels.sampling.sum_drawn_many`, of ``rows [W, s]`` uint8: ``[T]`` bool."""
     W, T, device = len(rows), len(many), many.device
-    where = torch.tensor(places.begins) + wires.HEADER
+    where = host_int64(places.begins) + wires.HEADER
     told = ask_counts(rows, places, 2)
     sizes, widths = many.sizes * W, list(chain(*places.widths))
     given = [_counts_of(*each, index) for each in zip(told, sizes, widths, strict=True)]
     parts = _Parts([(k1, k2) for k1, k2, _, _ in given], [dense for _, _, dense, _ in given])
     begins = begins_of_all(rows, places)
-    rooms = torch.tensor(widths) - torch.tensor(parts.before)
+    rooms = host_int64(widths) - host_int64(parts.before)
     lists = [
         GapLists(tuple(parts.kept[0]), index, tuple(parts.before)),
         GapLists(tuple(parts.kept[1]), index, (0,) * W * T),
     ]
-    kept = torch.tensor(parts.kept)  # [2, W T]
+    kept = host_int64(parts.kept)  # [2, W T]
     tables = parts.tables
     tables.view(-1, 8)[:, 1] = kept.view(-1).cumsum(0) - kept.view(-1)
     tables[:, :, 7] = where.repeat(W) + COUNTS
     tables[1, :, 7] += 4 * tables[0, :, 0]
     read = [tiles_to_read(rooms.masked_fill(k == 0, 0), of) for k, of in zip(kept, lists, strict=True)]
     sent, rooms, begins, fine, *programs = carry_together(
-        (tables.view(2, W, T, 8).transpose(0, 1), rooms, begins, torch.tensor([good for *_, good in given]),
+        (tables.view(2, W, T, 8).transpose(0, 1), rooms, begins,
+         torch.tensor([good for *_, good in given], dtype=torch.bool, device="cpu"),
          *map(pair_programs, read), *map(spans_of, read)), device,
     )  # fmt: skip
     all_of_them, marks = tensors_of_all(many, W), Marks(rows, W * T)

@@ -303,7 +303,7 @@ class Look(NamedTuple):
                     GROUP=_GROUP, CHUNK=_CHUNK, ROOM=ROOM)  # fmt: skip
 
     def scan(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Of ``counts [planes, tiles]``: (how many come before in the row, ``[planes, rows]`` how many there are)."""
+        """Running sums of ``counts [planes, tiles]``: (those before in the row, ``[planes, rows]`` how many there are)."""
         if self.many is not None:
             return scan(counts, self.given[-1])
         planes = len(counts)
