@@ -136,6 +136,7 @@ class LSTMTiny(LSTM):
 
     name = "lstm_tiny"
     about = "one-layer LSTM on the words of Python's standard library: real data, long runs"
+    paper_row = None  # a row has two sizes, and this is a third
     four_worker_steps = 5000
     batch, length = 8, 20
     words, test_words = 1_000, 20_000
