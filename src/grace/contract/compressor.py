@@ -76,7 +76,7 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def facts(self, n: int) -> Facts:
-        """What the compressor claims for rows of n numbers."""
+        """Claims of the compressor for rows of n numbers."""
 
     def passes(self, n: int) -> int | None:
         """How often Triton kernels go through rows of n numbers, and the memory, to encode them: once where each program has

@@ -145,7 +145,7 @@ class Method(Conversation[S]):
 
     @abc.abstractmethod
     def facts(self, like: Tensor) -> Facts:
-        """What the method claims for tensors of this shape (``like`` may be on the meta device)."""
+        """Claims of the method for tensors of this shape (``like`` may be on the meta device)."""
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         """As :meth:`traffic`, of one :meth:`scatter` of rows ``[W, c]`` like this."""
