@@ -26,7 +26,7 @@ class ResNet20(_StepSchedule):
 
     name = "resnet20"
     about = "ResNet-20 v2 on CIFAR-10"
-    paper_row = "ResNet-20 / CIFAR-10"
+    paper_row: ClassVar[str | None] = "ResNet-20 / CIFAR-10"
     target = 0.9086
     network = models.ResNet20Model
 

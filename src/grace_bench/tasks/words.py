@@ -43,7 +43,7 @@ class LSTM(SuiteTask):
 
     name = "lstm_ptb"
     about = "LSTM on Penn Treebank"
-    paper_row = "LSTM / PTB"
+    paper_row: ClassVar[str | None] = "LSTM / PTB"
     target = 100.17
     metric = "perplexity"
     better: Literal["higher", "lower"] = "lower"
