@@ -200,8 +200,8 @@ class Choosing(BaseHandle):
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on. Each rank saves and loads its own. Of a trial that goes on, nothing is kept: what its
-        methods owe is owed in instalments.
+        """State that the next step depends on. Each rank saves and loads its own. Of a trial that goes on, nothing is kept:
+        what its methods owe is owed in instalments.
 
         Raises:
             StateError: ``torch.distributed.checkpoint`` asks for it.

@@ -1,4 +1,4 @@
-"""What the handles of all adapters have in common."""
+"""Base of the handles of all adapters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BaseHandle:
 
     @property
     def stats(self) -> Stats:
-        """What it has cost so far."""
+        """Cost of the exchanges so far."""
         return self._session.stats
 
     @property
@@ -40,7 +40,7 @@ class BaseHandle:
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended the exchange; None while it goes on."""
+        """Exception that has ended the exchange; None while it goes on."""
         return self._session.error
 
     @property
@@ -113,7 +113,7 @@ class BaseHandle:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on. Each rank saves and loads its own.
+        """State that the next step depends on. Each rank saves and loads its own.
 
         Raises:
             StateError: ``torch.distributed.checkpoint`` asks for it, as in ``dcp.save({"grace": handle})``, or is given it:

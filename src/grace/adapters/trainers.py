@@ -138,7 +138,7 @@ class AttachingCallback:
             )
 
     def _take(self, separator: str = "/") -> dict[str, float]:
-        """What has been noted since the last call."""
+        """Take what was noted since the last call."""
         found = {f"grace{separator}{key.removeprefix(PREFIX)}": value for key, value in self._found.items()}
         self._found = {}
         return found

@@ -82,7 +82,7 @@ class Checkpoint:
 
     # ---- saving -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What to save, or the form of what to load. All ranks call it."""
+        """Build what to save, or the form of what to load. All ranks call it."""
         session = self._session
         state = session.worker.state
         about = {

@@ -52,7 +52,7 @@ class Keeping:
         self.stats.dropped += self.worker.settle(drops, waits)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
+        """State that the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
 
         :func:`grace.state.flat` makes numpy arrays of it.
         """

@@ -71,7 +71,7 @@ def _dot(words: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a comparison has found.
+    """Result of a comparison between replicas.
 
     step: the first one in which means were seen to differ; None: only the parameters were. ranks: those that differ from most.
     among: how many ranks there are. root: a rank that agrees with most in everything. until: the step that has compared.
@@ -234,7 +234,7 @@ _REMEDY = (
 
 
 def find_difference(rows: Sequence[Sequence[int]], steps: Sequence[int]) -> Difference | None:
-    """What differs between the ranks; None: nothing.
+    """Find what differs between the ranks; None: nothing.
 
     Args:
         rows: of each rank: its digest of each step; whether it knows parameters; their digest.

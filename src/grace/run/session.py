@@ -1,4 +1,4 @@
-"""What all adapters share: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
+"""Base of all adapters: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
 
 from __future__ import annotations
 

@@ -437,7 +437,7 @@ class Worker:
         self.workspace.release([*kept, *self._unapplied.tensors()])
 
     def commit(self) -> None:
-        """What was exchanged counts."""
+        """Make what was exchanged count."""
         self._before, self.workspace.holds = None, self.undoes
         self.workspace.reset()
         if self.undoes:
@@ -474,7 +474,7 @@ class Worker:
             self._owed.add(name, x, torch.promote_types(x.dtype, torch.float32))
 
     def debts(self) -> dict[str, Tensor]:
-        """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
+        """Residuals owed to the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
         return {name: x / self.world for name, x in self.state.debts().items()}
 
     def add_debts(self, owed: Mapping[str, Tensor]) -> None:
