@@ -77,7 +77,9 @@ def check_figures(page):
 def test_every_figure_is_drawn_without_scrolling(page):
     check_figures(page)
     assert page.js("return window.scrollY") == 0
-    assert page.js("return document.documentElement.scrollHeight > 2 * window.innerHeight"), "they do not fit the window"
+    assert page.js("return document.documentElement.scrollHeight > 2 * window.innerHeight"), (
+        "they do not fit the window"
+    )
 
 
 def test_a_page_that_draws_what_is_in_view_alone_is_caught(open_browser, report):
