@@ -24,7 +24,7 @@ Given: TypeAlias = Fixed | Auto | Adaptive
 
 @dataclass(frozen=True)
 class Axes:
-    """What :func:`grace.attach` was given for single axes; None: nothing.
+    """The methods that :func:`grace.attach` was given for single axes; None: it was given none.
 
     replicate: the method between replicas. shard: that of the reduce-scatter. weights: of the all-gather of weights.
     """
