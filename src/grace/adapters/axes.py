@@ -99,7 +99,7 @@ def resolve(
 
 
 def names_held(shapes: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Those, of any shape, that are not empty: a rank may have no part of a small parameter."""
+    """The tensors, of any shape, that are not empty: a rank may have no part of a small parameter."""
     return {name: x for name, x in shapes if x.numel()}
 
 
