@@ -98,8 +98,8 @@ class Policy:
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
         given: Any = rules
         if isinstance(given, str | Method | Mapping):
-            rules = list(given.items()) if isinstance(given, Mapping) else [("*", given)]
-            pairs = ", ".join(f"({pattern!r}, {as_call(one)})" for pattern, one in rules)
+            meant = given.items() if isinstance(given, Mapping) else [("*", given)]
+            pairs = ", ".join(f"({pattern!r}, {as_call(method)})" for pattern, method in meant)
             raise ConfigurationError(
                 f"Policy: rules={as_call(given)} is no list of rules; for one method, with small tensors uncompressed, write "
                 f'Policy.of("topk"); as rules it is Policy([{pairs}])'

@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a check that did not fail returns."""
+    """The result of a check that did not fail."""
 
     measured: str = ""
     declared: str = ""
@@ -66,5 +66,5 @@ class Held:
 
 
 def no_promise(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Held:
-    """What a check returns if the method does not promise what it checks."""
+    """The result of a check of something that the method does not promise."""
     return Held(measured, declared, "not promised", why, numbers)

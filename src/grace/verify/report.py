@@ -177,7 +177,7 @@ def _where(error: BaseException) -> str:
 
 
 def _declare(name: str, one: Subject) -> str:
-    """What a broken law promised, in words."""
+    """The promise that a broken law contradicts, in words."""
     facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     if name == "error bound":
         return spell_claims(facts)

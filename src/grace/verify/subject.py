@@ -1,4 +1,4 @@
-"""What is verified: a method, and what the laws need to know about it."""
+"""The subject of a verification: a method, and what the laws need to know about it."""
 
 from __future__ import annotations
 

@@ -29,5 +29,5 @@ def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> list
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     return check_each(agreement, one, profile)

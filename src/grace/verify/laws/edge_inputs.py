@@ -37,7 +37,7 @@ def _check_finite(outs: Sequence[Exchanged[Any]]) -> None:
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     worlds = choose_worlds(subject, profile)
     subject.method.facts(torch.empty(0, device="meta", dtype=torch.float32))  # it may claim anything, but must not fail
     for i, name in enumerate(EDGES):

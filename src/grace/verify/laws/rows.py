@@ -100,7 +100,7 @@ def _streams(compressor: Compressor, seed: int) -> tuple[Stream, Stream]:
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if subject.compressor is None:
         return no_promise("it has its own exchange")
     for b in ROWS:
