@@ -35,7 +35,9 @@ class Profile:
 
 QUICK = Profile("quick", draws=20, worlds=(2,), every=False, ugly=False, trials=12, numbers=1 << 14)
 _FEW = replace(QUICK, worlds=(3,))  # several rows are compressed together, and three do not divide evenly
-NORMAL = Profile("normal", draws=80, worlds=(1, 2, 5), every=True, ugly=False, trials=32, numbers=1 << 20, composed=_FEW)
+NORMAL = Profile(
+    "normal", draws=80, worlds=(1, 2, 5), every=True, ugly=False, trials=32, numbers=1 << 20, composed=_FEW
+)
 THOROUGH = Profile("thorough", draws=1000, worlds=(1, 2, 3, 5, 8), every=True, ugly=True, trials=400, numbers=1 << 22)
 
 
