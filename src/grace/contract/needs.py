@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method, or a layer of one, needs of the optimizer. Those of several layers add up: ``a | b``.
+    """Requirements of a method, or of a layer of one, for the optimizer. Those of several layers add up: ``a | b``.
 
     Args:
         momentum: whether the optimizer may have a momentum of its own.

@@ -334,7 +334,7 @@ class Session(Switching, Keeping):
 
     @property
     def network(self) -> Transport:
-        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        """The transport, for measurements of it: all ranks use it alike, between two exchanges; nothing is counted."""
         self._check_open()
         return self._transport
 

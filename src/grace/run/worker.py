@@ -237,7 +237,7 @@ class Worker:
             self._owed.add(name, method.owed(state))
 
     def _take_over(self, name: str, method: Method[Any], state: Any) -> None:
-        """What other methods have parked goes into this one's memory; where it has none, into the next gradients."""
+        """Moves the suspended errors of other methods into this one's memory; where it has none, into the next gradients."""
         self._unapplied.apply(name)
         for other, left in self._parked.take_all(name):
             debt = other.owed(left)
@@ -308,8 +308,8 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
-        stays, and what others have parked is owed in instalments.
+        """The state that the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last
+        :meth:`use` that stays, and the suspended errors of other methods are owed in instalments.
         """
         self._ask()
         self._wait_for_pending()
