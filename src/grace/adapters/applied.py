@@ -1,4 +1,4 @@
-"""What became of the means that a door has handed out: an optimizer has applied them, or somebody has dropped them.
+"""Tracks the means that an integration has handed out: an optimizer has applied them, or they were dropped.
 
 - Applied: an optimizer that holds the parameter has stepped while it had its gradient.
 - Dropped: the gradient was cleared (None, or zeros) before such a step, although some optimizer holds the parameter.
@@ -146,7 +146,7 @@ class Applied:
         self._handed, self._moved, self._dropped = waiting, set(), set()
 
     def forget(self) -> None:
-        """What was handed out counts as applied: parameters come from elsewhere."""
+        """Counts all that was handed out as applied: parameters come from elsewhere."""
         self._handed, self._moved, self._dropped = set(), set(), set()
 
     def _is_cleared(self, name: str, gradient: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""What :func:`grace.DistributedOptimizer` does between ``backward()`` and ``step()``.
+"""The exchange of :func:`grace.DistributedOptimizer` between ``backward()`` and ``step()``.
 
 Hooks note each gradient that has come. Buckets of gradients go to a lane, one first-in-first-out thread, in one fixed order:
 that of the parameters from the last to the first. Networks match exchanges by their order, and gradients may become ready in

@@ -86,7 +86,7 @@ def examine() -> dict[str, Any]:
 
 
 def _describe_choice(errors: list[str]) -> dict[str, str] | None:
-    """What ``grace.transport("auto")`` would give here, and why."""
+    """The transport that ``grace.transport("auto")`` would give here, and why."""
     try:
         choice = choose()
     except ConfigurationError as error:
@@ -239,7 +239,7 @@ def _explain_failure(module: str) -> str | None:
 
 
 def _use_triton(kernels: dict[str, Any]) -> str:
-    """What Triton is used for here."""
+    """The use of Triton here, in words."""
     if not kernels["cuda"]["devices"]:
         return "for CUDA tensors, of which there are none without a device"
     if kernels["cuda"]["triton_problem"] is not None or kernels["asked"] == "reference":
@@ -248,7 +248,7 @@ def _use_triton(kernels: dict[str, Any]) -> str:
 
 
 def table(document: dict[str, Any]) -> RenderableType:
-    """What was found, for a terminal."""
+    """Formats the findings for a terminal."""
     versions, kernels, threads, transports = (document[key] for key in ("versions", "kernels", "threads", "transports"))
     lines = Table(box=None, show_header=False, pad_edge=False)
     lines.add_column(style="dim")

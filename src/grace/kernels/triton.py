@@ -1,4 +1,4 @@
-"""What the Triton kernels of all families are made of.
+"""Building blocks of the Triton kernels of all families.
 
 Bits are those of the references: no operation is contracted (``launching.OPTIONS``), quotients are rounded to nearest
 (``div_rn``), and sums of many numbers have the order of ``kernels.statistics``. Wires are read and written byte by byte, since
@@ -16,7 +16,7 @@ import triton.language as tl
 # ---- numbers --------------------------------------------------------------------------------------------------------
 @triton.jit
 def load_tile(at, inside, full):
-    """What lies there, 0 outside. ``full``: all of it is inside. Without a mask a thread reads 16 bytes at a time, which it
+    """Loads a tile, 0 outside. ``full``: all of it is inside. Without a mask a thread reads 16 bytes at a time, which it
     else does only where the compiler knows that n is a multiple of 16.
     """
     if full:

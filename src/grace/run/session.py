@@ -1,4 +1,4 @@
-"""What all adapters share: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
+"""Base of all adapters: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ class Session(Switching, Keeping):
 
     @property
     def network(self) -> Transport:
-        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        """The transport, for measurements of it: all ranks use it alike, between two exchanges; nothing is counted."""
         self._check_open()
         return self._transport
 

@@ -100,6 +100,6 @@ class Steps:
                 self.session.count_step()
 
     def forget(self) -> None:
-        """What has come of a step that failed is of no use."""
+        """Discards the arrivals of a step that failed."""
         self._arrivals.clear()
         self._spoiled = False

@@ -26,7 +26,7 @@ class Streams(Protocol):
         """An event that has happened when all that was submitted to the stream so far is done."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What is submitted to the stream from now on begins when the event has happened."""
+        """Lets work that is submitted to the stream from now on begin when the event has happened."""
 
     def capturing(self) -> bool:
         """True if what this thread submits is captured into a graph, not done."""

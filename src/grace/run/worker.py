@@ -242,7 +242,7 @@ class Worker:
             self._owed.add(name, method.owed(state))
 
     def _take_over(self, name: str, method: Method[Any], state: Any) -> None:
-        """What other methods have parked goes into this one's memory; where it has none, into the next gradients."""
+        """Moves the suspended errors of other methods into this one's memory; where it has none, into the next gradients."""
         self._unapplied.apply(name)
         for other, left in self._parked.take_all(name):
             debt = other.owed(left)
@@ -313,8 +313,8 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
-        stays, and what others have parked is owed in instalments.
+        """The state that the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last
+        :meth:`use` that stays, and the suspended errors of other methods are owed in instalments.
         """
         self._ask()
         self._wait_for_pending()
@@ -442,7 +442,7 @@ class Worker:
         self.workspace.release([*kept, *self._unapplied.tensors()])
 
     def commit(self) -> None:
-        """What was exchanged counts."""
+        """Make what was exchanged count."""
         self._before, self.workspace.holds = None, self.undoes
         self.workspace.reset()
         if self.undoes:
@@ -479,7 +479,7 @@ class Worker:
             self._owed.add(name, x, torch.promote_types(x.dtype, torch.float32))
 
     def debts(self) -> dict[str, Tensor]:
-        """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
+        """Residuals owed to the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
         return {name: x / self.world for name, x in self.state.debts().items()}
 
     def add_debts(self, owed: Mapping[str, Tensor]) -> None:
