@@ -45,7 +45,7 @@ class Unused:
         self._lacking.add(name)
 
     def flags(self) -> Tensor | None:
-        """Flags of this rank, ``[n]`` uint8: 1 where it has a gradient; None: nobody is asked. The exchange of the last bucket,
+        """Flags of this rank, ``[n]`` uint8: 1 where it has a gradient; None: nobody is asked. The last bucket,
         with which they travel, makes each of them 1 that is 1 on any rank.
         """
         if not self._asks or capturing():  # a captured step would ask the host
