@@ -35,7 +35,7 @@ class BaseHandle:
 
     @property
     def transport(self) -> str:
-        """What it runs over, and why: ``mpi (PMI_RANK is set)``."""
+        """The transport, and why it was chosen: ``mpi (PMI_RANK is set)``."""
         return self._session.transport
 
     @property
@@ -55,7 +55,7 @@ class BaseHandle:
         self._steps.lr = lr
 
     def plan(self) -> ExchangePlan:
-        """What the coming step exchanges: parameter, shape, method, bytes and their share. It prints as a table."""
+        """The exchange of the coming step: parameter, shape, method, bytes and their share. It prints as a table."""
         return self._session.plan()
 
     def log(self, to: Any, *, every: int = 1, errors_every: int = 0) -> None:
@@ -136,7 +136,7 @@ class BaseHandle:
 
     @property
     def _chooser(self) -> Chooser:
-        """What chooses its methods, for checkpoints."""
+        """The chooser of its methods, for checkpoints."""
         return GIVEN
 
     def __repr__(self) -> str:

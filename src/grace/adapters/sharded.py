@@ -361,7 +361,7 @@ class ShardedHandle(Choosing, Handle):
         super().switch(auto or self._resolve(self._session.options.read(fixed)))
 
     def plan(self, axis: str = "") -> ExchangePlan:
-        """What the coming step exchanges: parameter, shape, method, bytes and their share.
+        """The exchange of the coming step: parameter, shape, method, bytes and their share.
 
         Args:
             axis: "shard": of the reduce-scatter, where replicas are averaged after it; else of the slowest axis.

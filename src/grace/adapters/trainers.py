@@ -1,4 +1,6 @@
-"""What the callbacks for other libraries' trainers share: they attach, and put memories into the trainers' checkpoints."""
+"""Shared parts of the callbacks for other libraries' trainers: they attach, and put memories into the trainers'
+checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from grace.transports.base import Transport
 
 
 class Keeping:
-    """What :class:`grace.run.session.Session` saves and loads, and what it undoes. To derive from."""
+    """Saving, loading and undoing of state, as a base class of :class:`grace.run.session.Session`."""
 
     like: dict[str, Tensor]
     groups: Sequence[Group]

@@ -84,7 +84,7 @@ class Difference:
     until: int
 
     def describe(self) -> str:
-        """What has happened, in words."""
+        """The difference, in words."""
         some = f"ranks {list(self.ranks)}" if len(self.ranks) > 1 else f"rank {self.ranks[0]}"
         most = "most others" if 2 * len(self.ranks) < self.among else "the others (which are right cannot be told)"
         if self.step is None:
@@ -101,7 +101,8 @@ class Difference:
 
 
 class Replicas:
-    """What one rank has applied since the last comparison. All ranks have one, and call it alike.
+    """Checks of whether the replicas agree: a record of what one rank has applied since the last comparison. All ranks have
+    one, and call it alike.
 
     Args:
         like: the tensors whose means are applied, by name, in the order of all ranks; only their sizes count.
@@ -222,7 +223,7 @@ class Replicas:
         self.difference = difference
 
     def take_difference(self) -> Difference | None:
-        """What the last comparison has found and is not repaired yet; only once."""
+        """The difference that the last comparison has found and that is not repaired yet; only once."""
         found, self.difference = self.difference, None
         return found
 

@@ -101,7 +101,9 @@ class WorkerState:
         return out
 
     def shared_parts(self) -> dict[str, tuple[str, list[Any]]]:
-        """What is the same on all workers, by tensor: the text of the method, and the shared parts of its state, in order."""
+        """The parts of the state that are the same on all workers, by tensor: the text of the method, and the shared parts
+        of its state, in order.
+        """
         parts: dict[str, tuple[str, list[Any]]] = {}
         for name, (method, state) in self.states.items():
             if found := list(_pick(state, method.kinds(state), _SHARED)):

@@ -24,7 +24,7 @@ _CONSTANT_EPOCHS = 7
 
 
 class Carry:
-    """What a stream of batches carries from one to the next: the model's state after the last one."""
+    """The state that a stream of batches carries from one to the next: the model's, after the last one."""
 
     state: State | None = None
 
