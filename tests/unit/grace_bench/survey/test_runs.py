@@ -60,7 +60,7 @@ def test_a_plan_killed_five_times_gives_the_same_archive(tmp_path, whole):
 
 
 def test_a_run_half_written_is_no_run(tmp_path, whole, monkeypatch):
-    """What a writer with this defect leaves behind is noticed, and nothing is built on it."""
+    """Catches "a run half written": what such a writer leaves behind is noticed, and nothing is built on it."""
 
     def half(path, content):
         path.parent.mkdir(exist_ok=True)
