@@ -26,7 +26,7 @@ from tests import tiers
 # What a shell, a CI service or a launcher says of terminals and jobs is not for the commands that tests call.
 SAID = {
     "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS",
-    "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GRACE_LOCAL_WORLD_SIZE", "GRACE_TRANSPORT", "LOCAL_RANK",
+    "TERM", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GRACE_LOCAL_WORLD_SIZE", "GRACE_TRANSPORT", "LOCAL_RANK",
     "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
 }  # fmt: skip
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
