@@ -76,7 +76,9 @@ def test_a_rule_for_no_parameter_ends_the_exchange_before_it_begins() -> None:
     assert session.plan().rows[0].method == "topk"  # as before
 
 
-@pytest.mark.parametrize("method", ["topk", "topk:memory=dgc", grace.Policy([grace.Rule("*", "topk", min_ndim=3), ("*", "none")])])
+@pytest.mark.parametrize(
+    "method", ["topk", "topk:memory=dgc", grace.Policy([grace.Rule("*", "topk", min_ndim=3), ("*", "none")])]
+)
 def test_nothing_compressed_is_warned_of(method: grace.Policy | str) -> None:
     small = {name: torch.zeros(8, 8) for name in "ab"}
     with pytest.warns(grace.UncompressedWarning, match=r"all 2 tensors \(128 numbers\) .*none gets topk") as found:
