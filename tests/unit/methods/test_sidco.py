@@ -164,14 +164,17 @@ def test_stages_move_once_a_period_and_only_outside_of_eps() -> None:
 
 
 # ---- where a search ends ----------------------------------------------------------------------------------------------
-def settle(kept: list[float], start: Search = Search(), eps: float = 0.2) -> Search:
+FIRST = Search()
+
+
+def settle(kept: list[float], start: Search = FIRST, eps: float = 0.2) -> Search:
     """A search over stages that keep so much of what is wanted, two steps for each and some more."""
     for _ in range(2 * len(kept) + 6):
         start = start.follow(kept[start.stages - 1], len(kept), eps, 2)
     return start
 
 
-def check_search(kept: list[float], start: Search = Search()) -> None:
+def check_search(kept: list[float], start: Search = FIRST) -> None:
     """It ends at the best number of stages, or at one within eps, and stays there."""
     state, errors = settle(kept, start), [abs(math.log(each)) for each in kept]
     assert abs(kept[state.stages - 1] - 1) <= 0.2 or errors[state.stages - 1] == min(errors)

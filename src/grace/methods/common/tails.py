@@ -24,8 +24,8 @@ class Search(NamedTuple):
     """How many stages, and how well those that were tried have done.
 
     stages: M. direction: where M went last, +1 or -1. steps, surplus: since M changed or a period ended, and the sum of
-    kept/wanted over them. low, high: the least and the most stages that this search has tried, 0 before it begins; it has tried
-    all between. best, error: of those the stages with the least |log of kept/wanted|, and that.
+    kept/wanted over them. low, high: the least and the most stages that this search has tried, 0 before it begins; it
+    has tried all between. best, error: of those the stages with the least |log of kept/wanted|, and that.
     """
 
     stages: int = 1
@@ -39,9 +39,9 @@ class Search(NamedTuple):
 
     def follow(self, surplus: float, most: int, eps: float, period: int) -> Search:
         """After a step that kept ``surplus`` of what was wanted. At the end of a period within 1 +- eps the search ends, and M
-        stays. Otherwise M becomes the next number from 1 to ``most`` that was not tried: in the direction of the last one if that
-        brought kept/wanted nearer to 1 than all before, else on the other side. Where all were tried it is the best, and stays
-        until that does worse by more than eps; then a new search begins.
+        stays. Otherwise M becomes the next number from 1 to ``most`` that was not tried: in the direction of the last one if
+        that brought kept/wanted nearer to 1 than all before, else on the other side. Where all were tried it is the best, and
+        stays until that does worse by more than eps; then a new search begins.
         """
         steps, total = self.steps + 1, self.surplus + surplus
         if steps < period:
