@@ -74,8 +74,8 @@ class Applied:
             return
         self._wrappers.update(stepping())
         ready = self._ready.pop(id(optimizer), set())
-        found = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to a fused optimizer to skip
-        if isinstance(found, Tensor) and found.is_cpu and bool(found):
+        skips = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to a fused optimizer to skip
+        if isinstance(skips, Tensor) and skips.is_cpu and bool(skips):
             return
         self._moved |= ready
         if len(ready) < len(held):

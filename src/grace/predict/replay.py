@@ -111,8 +111,8 @@ class Echo:
 def heavy_tailed(numbers: int) -> Tensor:
     """``randn * exp(randn)``: a few numbers are much larger than the others."""
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
-    return found.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
+    normal = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
+    return normal.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
 
 
 class Replayer:
@@ -188,11 +188,11 @@ class Replayer:
             worker.advance()
             add = self._add()
             if sample >= _WARM:
-                samples.append([one / add for one in seconds])
+                samples.append([second / add for second in seconds])
                 if time.perf_counter() - started > self.budget:
                     break
             if time.perf_counter() - begin > self.patience:
-                return self._extrapolate([one / add for one in seconds], moved, echo)
+                return self._extrapolate([second / add for second in seconds], moved, echo)
         codec = tuple(statistics.median(column) for column in zip(*samples, strict=True))
         return Replay(world, codec, tuple(moved), echo.sent, axes=axes)
 

@@ -145,12 +145,12 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
         return
     used = {spell(method) for name, x in tensors.items() for method in policy.methods_for(name, x)}
     if wanted and used <= {"none"}:
-        one = sorted(wanted)[0]
+        asked = sorted(wanted)[0]
         numbers = sum(x.numel() for x in tensors.values())
         warnings.warn(
-            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {one}. A "
-            f"bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
-            f'grace.Policy([("*", "{one}")])',
+            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {asked}. "
+            f"A bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
+            f'grace.Policy([("*", "{asked}")])',
             UncompressedWarning,
             stacklevel=stack_level(),
         )

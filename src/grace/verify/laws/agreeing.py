@@ -27,6 +27,6 @@ def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None
             assert same_bits(out.mean, outs[0].mean), f"agreement: mean of rank {rank} differs from that of rank 0"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    return check_each(agreement, one, profile)
+    return check_each(agreement, subject, profile)
