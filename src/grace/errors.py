@@ -107,7 +107,7 @@ class ReplicasWarning(GraceWarning):
 
 
 class EnvironmentWarning(GraceWarning):
-    """An environment variable that Grace does not read, but whose name is nearly that of one that it does."""
+    """An environment variable with a name nearly that of one that Grace reads, or with a value that can make NCCL hang."""
 
 
 class UnexchangedWarning(GraceWarning):

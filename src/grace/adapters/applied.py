@@ -93,9 +93,10 @@ class Applied:
         """True if there are means that were neither applied nor dropped, as far as is known."""
         return not self._handed <= self._moved
 
-    def hand_out(self, names: Iterable[str]) -> None:
-        """These get means from a step that has begun."""
+    def hand_out(self, names: Iterable[str], unused: Iterable[str] = ()) -> None:
+        """These get means from a step that has begun; but what comes for those that are ``unused`` is dropped."""
         self._handed.update(names)
+        self._dropped.update(unused)
 
     def end(self) -> None:
         """The means are the parameters' gradients now."""

@@ -78,7 +78,11 @@ class Choosing(BaseHandle):
             self._driver.comes(list(names))
 
     def _exchange_bucket(
-        self, gradients: dict[str, Tensor], last: bool, into: Mapping[str, Tensor] | None = None
+        self,
+        gradients: dict[str, Tensor],
+        last: bool,
+        into: Mapping[str, Tensor] | None = None,
+        flags: Tensor | None = None,
     ) -> Collection[str]:
         """Exchanges this bucket, and those that have waited for it; the names of what is exchanged. Buckets come in order.
 
@@ -86,10 +90,11 @@ class Choosing(BaseHandle):
             gradients: of the bucket.
             last: whether it ends the step.
             into: where means go; None: the gradients themselves.
+            flags: of the last bucket; see :meth:`grace.run.steps.Steps.step`.
         """
         driver, into = self._driver, gradients if into is None else into
         if driver is None:
-            return self._steps.step(gradients, last=last, into=into)
+            return self._steps.step(gradients, last=last, into=into, flags=flags)
         given, targets = self._held
         given.update(gradients)
         targets.update(into)
@@ -98,7 +103,7 @@ class Choosing(BaseHandle):
         self._held = {}, {}
         start = self._clock()
         try:
-            return self._steps.step(given, last=last, into=targets)
+            return self._steps.step(given, last=last, into=targets, flags=flags)
         finally:
             if self._session.error is None:
                 driver.exchanged(self._clock() - start)

@@ -26,6 +26,7 @@ from rich.text import Text
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
 from grace.compute import backends, devices, native, resources
+from grace.environment import explain_one_queue
 from grace.errors import ConfigurationError
 from grace.transports.choose import choose
 from grace.transports.joining import find_why_alone
@@ -189,6 +190,8 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
             f"triton {kernels['triton']} is installed, and {' and '.join(devices.TESTED_TRITON)} are what Grace's kernels "
             "were tested with"
         )
+    if cuda["devices"] and (danger := explain_one_queue()) is not None:
+        out.append(danger)
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:
         share = max(1, threads["cores"] // threads["local_workers"])

@@ -13,6 +13,9 @@ from grace.flags.capturing import capturing
 class Streams(Protocol):
     """The streams of one device. Work is submitted to the current one; nothing here makes the host wait."""
 
+    def adopt(self) -> None:
+        """Makes the device the current one of this thread, which begins with the first device whatever its process chose."""
+
     def make(self) -> Any:
         """A new stream."""
 
@@ -37,6 +40,9 @@ class CudaStreams:
 
     def __init__(self, device: torch.device):
         self._device = device
+
+    def adopt(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def make(self) -> Any:
         return torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]

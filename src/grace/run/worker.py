@@ -96,9 +96,12 @@ class Worker:
         self._ask: Callable[[], object] = lambda: None
         self.unsure = False  # whether means count as applied of which nobody can tell
 
-    def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
+    def exchange(
+        self, tensors: Mapping[str, Tensor], flags: Tensor | None = None
+    ) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
-        means, of the same shapes, may live in the worker's workspace, so copy them before the next exchange.
+        means, of the same shapes, may live in the worker's workspace, so copy them before the next exchange. With them travel
+        ``flags``, ``[n]`` uint8, each of which becomes 1 if it is 1 on any worker.
 
         Raises:
             NonFiniteError: under ``nonfinite="error"``.
@@ -107,6 +110,8 @@ class Worker:
         batches = Batches(self.plans, self.peer(""))
         for batch in self._begin(tensors):
             batches.add(*batch)
+        if flags is not None:
+            batches.ride(flags)
         return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
 
     def scatter(self, rows: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:

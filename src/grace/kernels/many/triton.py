@@ -18,7 +18,13 @@ _SMALL = torch.finfo(torch.float32).max / 64
 @triton.jit
 def tile_of(programs):
     """(the row of this program, of all rows, which of its tiles it handles)"""
-    at = programs + 2 * tl.program_id(0).to(tl.int64)
+    return tile_at(programs, tl.program_id(0).to(tl.int64))
+
+
+@triton.jit
+def tile_at(programs, index):
+    """As :func:`tile_of`, for the entry ``index`` (int64) of the table."""
+    at = programs + 2 * index
     return tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
 
 
