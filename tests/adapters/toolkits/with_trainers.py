@@ -181,8 +181,8 @@ if LIBRARY == "lightning":
         check_alike(trained)
 
     def what_is_skipped_owes_nothing(rank: int, world: int) -> None:
-        """``optimizer_step`` that only calls its closure, in every other batch: Lightning's way to skip a step. What it has left
-        is cleared in the closure of the next step.
+        """An ``optimizer_step`` that only calls its closure, in every other batch: Lightning's way to skip a step. What it has
+        left is cleared in the closure of the next step.
         """
 
         class Skipping(Module):
