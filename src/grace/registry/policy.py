@@ -98,14 +98,14 @@ class Policy:
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
         given: Any = rules
         if isinstance(given, str | Method | Mapping) or not isinstance(given, Iterable):
-            said = ""
+            as_rules = ""
             if isinstance(given, str | Method | Mapping):
-                rules = list(given.items()) if isinstance(given, Mapping) else [("*", given)]
-                pairs = ", ".join(f"({pattern!r}, {as_call(one)})" for pattern, one in rules)
-                said = f"; as rules it is Policy([{pairs}])"
+                meant = given.items() if isinstance(given, Mapping) else [("*", given)]
+                pairs = ", ".join(f"({pattern!r}, {as_call(method)})" for pattern, method in meant)
+                as_rules = f"; as rules it is Policy([{pairs}])"
             raise ConfigurationError(
                 f"Policy: rules={as_call(given)} is no list of rules; for one method, with small tensors uncompressed, write "
-                f'Policy.of("topk"){said}'
+                f'Policy.of("topk"){as_rules}'
             )
         entries: list[Rule] = []
         for rule in rules:
@@ -127,12 +127,14 @@ class Policy:
     @classmethod
     def of(cls, spec: Policy | Method[Any] | str) -> Policy:
         """A policy as it is; for a method the default: tensors of at most one dimension and tensors under 1,024
-        elements go uncompressed, fused into one all-reduce; the method takes the rest.
+        elements go uncompressed, fused into one all-reduce; the method takes the rest. If its memory takes the place of the
+        optimizer's momentum, as that of ``dgc`` does, they have the same momentum: ``none:memory=dgc``.
         """
         if isinstance(spec, Policy):
             return spec
         method = make_method(spec)
-        policy = cls([Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1), Rule("*", method)])
+        small = method.uncompressed(make_method("none"))
+        policy = cls([Rule("*", small, max_ndim=1), Rule("*", small, max_size=SMALL - 1), Rule("*", method)])
         policy.method = method
         return policy
 
