@@ -12,7 +12,7 @@ from grace.communicators.hierarchical import Hierarchical
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
-from grace.run.groups import NONE
+from grace.run.groups import is_uncompressed
 
 
 def between_machines(method: Policy | Method[Any] | str, mesh: Any, model: DistributedDataParallel) -> Policy:
@@ -42,15 +42,9 @@ def between_machines(method: Policy | Method[Any] | str, mesh: Any, model: Distr
     policy, machine = Policy.of(method), int(ranks.shape[1])
     if any(isinstance(rule.method, Hierarchical) for rule in policy.rules):
         raise ConfigurationError("mesh= and machine= both say which ranks are of one machine; give one of them")
-    return Policy(
-        [
-            rule if rule.method == NONE else replace(rule, method=Hierarchical(_method(rule.method), machine))
-            for rule in policy.rules
-        ],
-        strict=policy.strict,
-    )
-
-
-def _method(given: Method[Any] | str) -> Method[Any]:
-    assert isinstance(given, Method)
-    return given
+    rules = []
+    for rule in policy.rules:
+        assert isinstance(rule.method, Method)
+        whole = is_uncompressed(rule.method)
+        rules.append(rule if whole else replace(rule, method=Hierarchical(rule.method, machine)))
+    return Policy(rules, strict=policy.strict)

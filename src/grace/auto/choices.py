@@ -131,7 +131,7 @@ def policy_of(plan: Plan, buckets: Buckets) -> Policy:
     if len(counts) == 1 and not buckets.keep:
         return Policy.of(usual)
     rules = [Rule(pattern, method) for pattern, method in buckets.keep]
-    rules += [Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1)]
+    rules += Policy.of(usual).rules[:2]
     for method, names in zip(plan.methods, buckets.names, strict=True):
         if method != usual:
             rules += [Rule(glob.escape(name), method) for name in names if buckets.fixed(name) is None]

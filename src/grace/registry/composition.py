@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from grace.contract.method import Method
-from grace.contract.wrapping import own_fields
+from grace.contract.wrapping import layers, own_fields
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.registry.recipes import COMMUNICATORS, MEMORIES, OUTER, WRAPPERS, Recipe
+from grace.registry.recipes import COMMUNICATORS, MEMORIES, OUTER, WRAPPERS, Recipe, recipe_of
 from grace.schedules import Delayed, Schedule, Scheduled
 
 Knobs: TypeAlias = dict[str, Any]
@@ -34,6 +34,14 @@ class Template:
     def build(self, knobs: Knobs) -> Method[Any]:
         """The method with these knobs."""
         return build(self.recipe, knobs)
+
+    def uncompressed(self, knobs: Knobs, plain: Method[Any]) -> Method[Any]:
+        """``plain`` in the memory that these knobs make."""
+        entry, given = recipe_of(type(layers(plain)[-1])), dict(knobs)
+        of_layers = _choose_layers(self.recipe, given)
+        memory = MEMORIES.name_of(of_layers["memory"])
+        assert entry is not None
+        return build(entry, {"memory": memory, **_distribute(self.recipe, given, of_layers)["memory"]})
 
 
 def build(entry: Recipe, knobs: Knobs) -> Method[Any]:

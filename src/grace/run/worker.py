@@ -25,7 +25,7 @@ from grace.run.captures import Captures, check_capture
 from grace.run.debts import Debts
 from grace.run.distortion import measure_distortion
 from grace.run.findings import Findings
-from grace.run.groups import NONE
+from grace.run.groups import is_uncompressed
 from grace.run.inputs import check_tensor
 from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
@@ -153,7 +153,7 @@ class Worker:
                 owed.join(name, x)
             if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
                 watch.see(name, debt, x)
-            if self.measures and method != NONE:
+            if self.measures and not is_uncompressed(method):
                 self._measure(method, x, state, name)
             yield method, x, state, name
 

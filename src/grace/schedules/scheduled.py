@@ -33,6 +33,9 @@ class MethodTemplate(Protocol):
     def build(self, knobs: dict[str, Any]) -> Method[Any]:
         """The method with these knobs."""
 
+    def uncompressed(self, knobs: dict[str, Any], plain: Method[Any]) -> Method[Any]:
+        """See :meth:`grace.Method.uncompressed`; knobs may be schedules."""
+
 
 @functools.lru_cache(maxsize=1024)
 def _build(template: MethodTemplate, knobs: tuple[tuple[str, Hashable], ...]) -> Method[Any]:
@@ -139,6 +142,11 @@ class Scheduled(Method[Any]):
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return self.at(peer.step, peer.steps_per_epoch).scatter_traffic(like, peer)
+
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        if all(variant.uncompressed(plain) == plain for variant in self._variants()):
+            return plain
+        return self.template.uncompressed(dict(self.knobs), plain)  # type: ignore[no-any-return]
 
     def kinds(self, state: Any) -> Any:
         return self._with(lambda schedule: schedule.points[0][1]).kinds(state)

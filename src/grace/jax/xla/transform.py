@@ -76,7 +76,8 @@ def compressed_mean(
     policy = Policy.of(method)
     if not policy.timeless:
         raise ConfigurationError(f"{policy!r} changes with the step; inside XLA rules hold for all steps")
-    plans = [plan(rule.method) for rule in policy.rules]  # type: ignore[arg-type]  # rules hold methods
+    # the last rule, which has the method that was named, is the first to be refused
+    plans = [plan(rule.method) for rule in reversed(policy.rules)][::-1]  # type: ignore[arg-type]  # rules hold methods
     return _Transformation(policy, plans, axis_name, seed, nonfinite == "skip").optax()
 
 
