@@ -192,20 +192,20 @@ def warn_of_more_than_bf16(policy: Policy, tensors: Mapping[str, Tensor], world:
     sent, bf16 = send(counted, world), send_bf16(counted, world)
     if sent is None or sent < bf16:
         return
-    one = spell(next(iter(meant.values())))
+    label = spell(next(iter(meant.values())))
     alone, fewest = send(meant, world), None if scattered else send(meant, 2)
     if alone is not None and alone < send_bf16(meant, world):
         why = (
             f"most of it is of tensors of at most one dimension, or of under {SMALL:,} numbers, which a bare method leaves as "
-            f'they are; to compress all: grace.Policy([("*", "{one}")])'
+            f'they are; to compress all: grace.Policy([("*", "{label}")])'
         )
     elif fewest is not None and fewest < send_bf16(meant, 2):
         why = (
-            f"{one} gathers what every worker sends, which grows with their number, {world} here; take "
+            f"{label} gathers what every worker sends, which grows with their number, {world} here; take "
             "communicator=scatterreduce, or a smaller ratio or fewer bits"
         )
     else:
-        why = f"{one} takes as many bytes for each number, or more: take a smaller ratio, fewer bits or a lower rank"
+        why = f"{label} takes as many bytes for each number, or more: take a smaller ratio, fewer bits or a lower rank"
     warnings.warn(
         f"nothing is saved: a worker sends {sent:,} bytes in a step, and would send {bf16:,} in bf16: {why}. handle.plan() "
         "shows each tensor",
