@@ -60,8 +60,7 @@ SIZES = [
 ]
 OF_SIZES = [
     "efsignsgd", "signsgd", "onebit", "qsgd:bits=4,memory=residual", "qsgd:bits=2,norm=l2", "qsgd:bits=8", "terngrad",
-    "natural", "natural:bits=9", "u8bit", "fp8:memory=residual", "lpc:memory=residual", "minmax:memory=residual",
-    "randomk:ratio=0.3",
+    "natural", "natural:bits=9", "u8bit", "fp8:memory=residual", "lpc:memory=residual", "randomk:ratio=0.3",
     "blockrandomk:ratio=0.3,block=8", "topk:ratio=0.1", "topk:ratio=0.1,index=rice", "threshold:v=1.5", "dgc:ratio=0.1",
     "qsparse:ratio=0.1", "sidco:ratio=0.1", "drive", "eden", "rht", "thc", "bf16", "powersgd:rank=2,min_rate=0.1",
     "acpsgd:rank=2,min_rate=0.1",

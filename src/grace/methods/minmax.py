@@ -43,7 +43,7 @@ class MinMax(Fused):
         block: elements that share l and d, a power of two from 2 to 4096.
         nearest: round to the nearest code, as Bagua does, ties up.
     Wire:
-        l and d (float32) for each block, then codes, packed: bits n + 64 ceil(n/block) bits, one round.
+        least number and step (float32) of each block, then codes, packed: bits n + 64 ceil(n/block) bits, one round.
     Bias:
         unbiased, omega = (B-1)/(2 q^2); random numbers have 15 bits: a mean is off by at most 2^-16 d. With ``nearest``
         biased, delta = 1 - (B-1)/(2 q^2) where that is positive; else the whole error may exceed the numbers, since the
