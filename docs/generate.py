@@ -240,7 +240,8 @@ def _needs(method: grace.Method[Any]) -> str:
     parts = [] if method.needs.momentum else ["no momentum of its own (`momentum=0`)"]
     if method.needs.lr_scale != 1:
         parts.append(f"{method.needs.lr_scale:g} times a learning rate that suits SGD, as a start")
-    return f"{' and '.join(parts).capitalize()}: {method.needs.why}. See [the optimizer](../concepts/needs.md)."
+    said = f"{' and '.join(parts).capitalize()}: {method.needs.why}."
+    return f"{said} See [the optimizer](../concepts/optimizer.md#what-a-method-needs-of-the-optimizer)."
 
 
 def _traffic(method: grace.Method[Any]) -> str:
@@ -341,7 +342,7 @@ list, `grace explain topk` one method's page.
 - *biased*: whether the mean of C(x) over its random numbers differs from x. What a method drops in the same direction
   again and again needs error feedback, or an optimizer made for it.
 - *the optimizer needs*: nothing, for most: what they send stands in for the gradient. See
-  [the optimizer](../concepts/needs.md).
+  [the optimizer](../concepts/optimizer.md#what-a-method-needs-of-the-optimizer).
 - *bound*: delta, from `|x - C(x)|^2 <= (1 - delta) |x|^2`, or omega, from `E|C(x) - x|^2 <= omega |x|^2`, for that matrix.
 """
     return _end_line(text)

@@ -16,7 +16,7 @@ RATIO, MICROSECONDS, PER_INDEX, BITS, COPIES = "x add_", "us", "ns per index", "
 THRESHOLD = "threshold:v=10.7"  # keeps about 1 % of randn * exp(randn)
 SMALL = 4096
 SPEEDUP = 15.0  # over plain torch code
-ADD_CYCLES = 13 / 16  # of y.add_(x) for a number, where the goals were set (docs/concepts/kernels.md)
+ADD_CYCLES = 13 / 16  # of y.add_(x) for a number, where the goals were set (docs/data/kernels.md)
 PAYLOADS = 8  # that are decoded and summed
 # Bytes of a wire for each number.
 WIRES = {

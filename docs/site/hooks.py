@@ -96,7 +96,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links between files of the repository become links between pages."""
     path = source(page.file.src_uri)
     text = markdown if path is None else translate(markdown, path, page.file.src_uri)
-    return text.replace("\n\n## ", ARCHIVE_LINK, 1) if page.file.src_uri == "concepts/survey-findings.md" else text
+    return text.replace("\n\n## ", ARCHIVE_LINK, 1) if page.file.src_uri == "data/survey-findings.md" else text
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------

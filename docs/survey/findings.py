@@ -1,4 +1,4 @@
-"""Judges the survey's findings by the archive: ``python -m docs.survey.findings`` writes docs/concepts/survey-findings.md, and
+"""Judges the survey's findings by the archive: ``python -m docs.survey.findings`` writes docs/data/survey-findings.md, and
 what an installed package knows of methods' quality.
 """
 
@@ -25,7 +25,7 @@ from grace_bench.survey.steps import LINKS, StepTable, read_steps
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN, STEPS = HERE / "archive.parquet", HERE / "plan.toml", HERE / "steps.json"
-PAGE = HERE.parent / "concepts/survey-findings.md"
+PAGE = HERE.parent / "data/survey-findings.md"
 EVIDENCE = Path(evidence.__file__).with_name(evidence.FILE)
 
 
@@ -57,9 +57,10 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
     seeds = sum(one.epochs.seeds >= SEEDS for of in tasks.values() for one in of.values())
     trials = sum(row.protocol.endswith(TRIAL) for row in rows)
     lines = [
-        "# What the runs say", "",
-        "`python -m docs.survey.findings` writes this page from [the archive](../survey/archive.parquet), which "
-        "[`grace survey`](survey.md) made from [the plan](../survey/plan.toml).", "",
+        "# Data: the survey's findings", "",
+        "For judging methods by the quality and the bytes of many runs. `python -m docs.survey.findings` writes this page "
+        "from [the archive](../survey/archive.parquet), which "
+        "[`grace survey`](../concepts/survey.md) made from [the plan](../survey/plan.toml).", "",
         f"The archive has {len(rows)} runs, which took {hours:.2f} hours of one core; {trials} of them only chose a learning "
         f"rate. The plan has {len(plan)}; the others have not been run, and are not measured. In {seeds} places of the tables "
         f"a method has {SEEDS} seeds or more; one with fewer has no interval, and nothing is concluded from it. The plan was "

@@ -1,4 +1,4 @@
-"""What a method may ask of the network.
+"""The collectives that a method may ask of the network.
 
 A method is a generator. It yields one of these objects and is resumed with the answer, a tensor.
 
@@ -132,7 +132,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one worker moved: rounds (collectives), bytes sent, bytes received."""
+    """Traffic of one worker: rounds (collectives), bytes sent, bytes received."""
 
     rounds: int = 0
     sent: int = 0
@@ -143,8 +143,8 @@ class Traffic:
 
 
 def signature(op: Collective) -> str:
-    """What all ranks must agree on, in words: ``AllGather(float32, (4, 2))``, and the axis, if there is one. An all-reduce
-    adds up numbers, wherever they lie in a shape: ``AllReduce(mean, float32, (8,))``.
+    """The properties of a collective that all ranks must agree on, in words: ``AllGather(float32, (4, 2))``, and the axis,
+    if there is one. An all-reduce adds up numbers, wherever they lie in a shape: ``AllReduce(mean, float32, (8,))``.
     """
     detail = ""
     if isinstance(op, AllReduce | ReduceScatter):
@@ -159,8 +159,8 @@ def signature(op: Collective) -> str:
 
 
 def kind_of(op: Collective) -> str:
-    """What costs and tallies are told apart by: ``AllReduce``, ``AllReduce in 16 bits``, ``AllGather along machine``. Only
-    what adds up numbers depends on their width.
+    """The kind of a collective, by which costs and tallies are told apart: ``AllReduce``, ``AllReduce in 16 bits``,
+    ``AllGather along machine``. Only what adds up numbers depends on their width.
     """
     narrow = isinstance(op, AllReduce | ReduceScatter) and op.buf.dtype in (torch.float16, torch.bfloat16)
     return f"{type(op).__name__}{NARROW if narrow else ''}{ALONG + op.axis if op.axis else ''}"

@@ -16,6 +16,28 @@ VARIABLES = {
     "GRACE_CACHE": "the folder in which built data sets are kept",
 }
 _PREFIX = "GRACE_"
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def explain_one_queue(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The danger of one hardware queue for all streams of a GPU, as Megatron asks for it; None if there are more.
+
+    Grace's collectives have a communicator and a stream of their own beside those of the model (tensor parallelism,
+    SyncBatchNorm). With one queue the kernel of one communicator may stand behind the other's, in another order on each rank:
+    each then waits for the other.
+    """
+    if environment.get(_QUEUES) != "1":
+        return None
+    return (
+        f"{_QUEUES}=1 gives all streams of a GPU one queue: NCCL's communicators of the model and of Grace can then wait for "
+        f"each other on different ranks without end; unset it, or set {_QUEUES}=8 or more"
+    )
+
+
+def warn_one_queue() -> None:
+    """Warns of :func:`explain_one_queue`: called where NCCL gets a second communicator."""
+    if (text := explain_one_queue()) is not None:
+        warnings.warn(text, EnvironmentWarning, stacklevel=stack_level())
 
 
 def warn_misspelt(environment: Mapping[str, str] = os.environ) -> None:

@@ -43,7 +43,7 @@ class GraceError(Exception):
 
     @property
     def see(self) -> str:
-        """What to do about errors of this kind: an address, or the command that says it."""
+        """Where to read on about errors of this kind: an address, or the command that says it."""
         return _section(type(self))
 
 
@@ -99,7 +99,7 @@ class UncompressedWarning(GraceWarning):
 
 
 class DivergenceWarning(GraceWarning):
-    """What memories hold back and the gradients keep growing: this training drifts apart."""
+    """The memories and the gradients keep growing: this training diverges."""
 
 
 class ReplicasWarning(GraceWarning):
@@ -107,7 +107,7 @@ class ReplicasWarning(GraceWarning):
 
 
 class EnvironmentWarning(GraceWarning):
-    """An environment variable that Grace does not read, but whose name is nearly that of one that it does."""
+    """An environment variable with a name nearly that of one that Grace reads, or with a value that can make NCCL hang."""
 
 
 class UnexchangedWarning(GraceWarning):

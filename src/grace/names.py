@@ -87,7 +87,7 @@ class Names(Generic[E]):
         return twin
 
     def _hint(self) -> str:
-        """What to do about a name that is not registered."""
+        """A hint for a name that is not registered."""
         yours = (
             f"If it is your own, import the module that registers it first, or give it an entry point ({self.group})."
         )

@@ -77,7 +77,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def name_device(device: torch.device) -> str:
-    """What a document calls it: ``cpu``, or the name of the GPU."""
+    """The name of a device in a document: ``cpu``, or that of the GPU."""
     return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_name(device))
 
 

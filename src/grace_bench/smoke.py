@@ -22,7 +22,8 @@ STEPS, WORKERS = 12, 2
 
 
 def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> dict[str, Any]:
-    """What was checked, and what is wrong, as lists of lines. The baselines run once, on one task without links.
+    """Runs the checks; returns what was checked, and what is wrong, as lists of lines. The baselines run once, on one task
+    without links.
 
     Args:
         out: folder of results.
@@ -63,7 +64,7 @@ def _find_problems(file: Path) -> list[str]:
 
 
 def _make_report(out: Path, runs: int) -> tuple[str, list[str]]:
-    """What to say of the report, and what is wrong with it."""
+    """Writes the report; returns a remark about it, and what is wrong with it."""
     from grace_bench.report.write import write_report
 
     try:

@@ -72,7 +72,7 @@ def find(text: str) -> dict[str, Any] | None:
 
 
 def find_error(name: str) -> dict[str, str] | None:
-    """What to do about the class of errors or warnings of this name, if there is one.
+    """Advice about the class of errors or warnings of this name, if there is one.
 
     Example:
         >>> find_error("grace.InputError")["about"].partition(":")[0]
@@ -91,7 +91,7 @@ def squash(name: str) -> str:
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 def describe_command(command: Any, completions: dict[str, Sequence[str]]) -> dict[str, Any]:
-    """What the help of a group and the shell's completion need to know about a command and those below it.
+    """A description of a command and those below it, for the help of a group and for the shell's completion.
 
     Args:
         command: typer's.

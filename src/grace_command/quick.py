@@ -1,4 +1,4 @@
-"""What ``grace`` answers from the catalog."""
+"""Answers of ``grace`` from the catalog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HELP = (["--help"], ["bench", "--help"])
 
 
 def greeting(version: str) -> str:
-    """What ``grace`` prints without arguments."""
+    """The text that ``grace`` prints without arguments."""
     return f"""Grace {version}: gradient compression for distributed deep learning. Four commands to try:
 
   grace explain auto                                          what chooses a method for you while you train

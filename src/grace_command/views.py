@@ -1,4 +1,4 @@
-"""What ``grace list``, ``explain`` and ``tasks`` print."""
+"""The output of ``grace list``, ``explain`` and ``tasks``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def method_table(found: dict[str, Any]) -> RenderableType:
 
 
 def error_text(found: dict[str, str]) -> RenderableType:
-    """What to do about an error."""
+    """Formats the advice about an error."""
     return Group(Text(found["error"], style="bold"), Text(found["about"]))
 
 

@@ -255,7 +255,7 @@ def _make(factory: Any, params: Mapping[str, Any]) -> Any:
 
 
 def describe(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What these ``params`` are in Grace.
+    """Translates these ``params`` into Grace.
 
     Returns:
         "method": the string that makes it; "differs": by part, what Grace computes differently from GRACE.
@@ -280,7 +280,7 @@ def describe(params: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- modules ----------------------------------------------------------------------------------------------------------
 def contents(toolkit: str, path: tuple[str, ...]) -> dict[str, object] | None:
-    """What the module ``grace_dl.TOOLKIT.PATH`` holds; None if GRACE had no such module."""
+    """The contents of the module ``grace_dl.TOOLKIT.PATH``; None if GRACE had no such module."""
     bases = {"Compressor": Compressor, "Memory": Memory}
     if path == ():
         return {**bases, "Communicator": _communicator_base(toolkit)}

@@ -20,7 +20,7 @@ from tests.docs.pages import script
 pytestmark = [pytest.mark.xdist_group("toolkits")]
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).with_name("jax_xla_cases.py")
-PAGE = Path(__file__).parents[2] / "docs/concepts/jax-xla.md"
+PAGE = Path(__file__).parents[2] / "docs/concepts/jax.md"
 NAMES = [
     node.name
     for node in ast.parse(CASES.read_text()).body
@@ -128,7 +128,7 @@ jax.distributed.shutdown()
 
 
 def test_the_page_runs_in_two_processes_of_two_devices_each(tmp_path: Path) -> None:
-    (tmp_path / "page.py").write_text(START + script(PAGE) + END)
+    (tmp_path / "page.py").write_text(START + script(PAGE, "\n## Inside XLA\n") + END)
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "2"}
     ended = fork(tmp_path / "page.py", str(free_port()), workers=2, env=(quick, quick))
     assert [status for status, _ in ended] == [0, 0], ended

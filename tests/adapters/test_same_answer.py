@@ -32,7 +32,7 @@ DOORS = {  # of one pair of processes
 }
 MUTANT = "rounds"
 BESIDE = {"torch": (MUTANT,), "jax": ("cases",)}  # what these processes do when they are there
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "same-answer.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "reproducibility.md"
 TRANSPORTS = ("gloo", "mpi", "horovod")
 
 

@@ -1,4 +1,4 @@
-"""What docs/concepts/house.md says of additions: one of each is made in a copy of the tree, and what must pass passes."""
+"""Additions in docs/concepts/architecture.md: one of each, made in a copy of the tree, passes what must pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.additions.tree import ROOT, Tree, differing
 from tests.additions.wanted import ADDITIONS, Addition
 
-PAGE = ROOT / "docs/concepts/house.md"
+PAGE = ROOT / "docs/concepts/architecture.md"
 NATIVE = {"native/signatures.h", "native/tests/kernels.h"}
 FUZZED = "native/tests/fuzz_decoders.cc"  # names decoders, too
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Addition:
     """What one writes by hand.
 
-    what: the beginning of its row in the table of docs/concepts/house.md.
+    what: the beginning of its row in the table of docs/concepts/architecture.md.
     files: new ones, by their path in the tree.
     lines: what is put before a line of a file that there is: path -> (the line, what comes before it).
     gate: its own tests and some of the laws, as an expression for pytest's -k.

@@ -1,4 +1,4 @@
-"""What top-k of 1 % with error feedback costs a small GPT under fully_shard, as docs/concepts/sharded.md has it."""
+"""What top-k of 1 % with error feedback costs a small GPT under fully_shard, as docs/data/sharded.md has it."""
 
 from __future__ import annotations
 

@@ -91,16 +91,24 @@ def assert_replicas_agree(net: nn.Module, world: int) -> None:
 
 
 # ---- means ----------------------------------------------------------------------------------------------------------
-def same_as_simulated(rank: int, world: int, spec: str, granularity: str) -> int:
-    net, optimizer = make(spec, granularity=granularity, check=True)
+def same_as_simulated(rank: int, world: int, spec: str, granularity: str, unused: str = "none") -> int:
+    net, optimizer = make(spec, granularity=granularity, check=True, unused=unused)
     simulator = None if granularity != "parameter" else Simulator(Policy.of(spec), world)
+    for worker in [] if simulator is None or unused == "zeros" else simulator.workers:
+        worker.keep_unapplied()
+    dropped: set[str] = set()
     for step in range(4):
         optimizer.zero_grad()
         use_extra = step != 2 and (step != 1 or rank == 0)  # by no rank, by one rank
         given = [alone(net, r, step, use_extra=step != 2 and (step != 1 or r == 0)) for r in range(world)]
         loss_of(net, rank, step, use_extra=use_extra).backward()
         optimizer.synchronize()
+        left = {"extra.weight", "extra.bias"} if step == 2 and unused == "none" else set()
+        assert gradients(net).keys() == given[0].keys() - left
         if simulator is not None:
+            for worker in simulator.workers:
+                worker.settle(dropped)
+            dropped = left
             expected = simulator.step({name: [one[name] for one in given] for name in given[0]})
             for name, mean in gradients(net).items():
                 if world == 2 or spec != "none":
@@ -115,8 +123,9 @@ def same_as_simulated(rank: int, world: int, spec: str, granularity: str) -> int
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("spec", SPECS)
-def test_means_are_those_of_the_simulator_to_the_bit(pair: Pool, spec: str) -> None:
-    assert pair.run(same_as_simulated, spec, "parameter") == [4, 4]
+@pytest.mark.parametrize("unused", ["none", "zeros"])
+def test_means_are_those_of_the_simulator_to_the_bit(pair: Pool, spec: str, unused: str) -> None:
+    assert pair.run(same_as_simulated, spec, "parameter", unused) == [4, 4]
 
 
 def test_all_in_one_tensor_too(pools: Callable[[str, int], Any]) -> None:
@@ -415,10 +424,10 @@ def leave_out_the_exchange(handle: Any) -> None:
     """Where this rank's own gradients are not finite; the step counts."""
     own = handle._exchange
 
-    def exchange(given: dict[str, Tensor], last: bool) -> None:
+    def exchange(given: dict[str, Tensor], last: bool, flags: Tensor | None) -> None:
         handle.finite = getattr(handle, "finite", True) and all(bool(x.isfinite().all()) for x in given.values())
         if handle.finite:
-            own(given, last)
+            own(given, last, flags)
         elif last:
             handle._session.worker.advance()
             handle.finite = True

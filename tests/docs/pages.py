@@ -25,10 +25,14 @@ def blocks(path: Path, language: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
 
 
-def script(path: Path) -> str:
-    """All Python blocks of a page as one script, each line where it stands in the page."""
-    lines: list[str] = []
+def script(path: Path, after: str = "") -> str:
+    """All Python blocks of a page as one script, each line where it stands there; ``after``: those below this heading."""
+    text, lines = path.read_text(encoding="utf-8"), list[str]()
+    assert after in text, f"{name(path)} has no {after!r}"
+    begin = text[: text.index(after)].count("\n")
     for line, code in blocks(path, "python"):
+        if line < begin:
+            continue
         lines += [""] * (line - 1 - len(lines)) + code.splitlines()
     return "\n".join(lines) + "\n"
 

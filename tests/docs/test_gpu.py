@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from tests.gpu import test_bits
 
-PAGE = Path(__file__).parents[2] / "docs/concepts/gpu.md"
+PAGE = Path(__file__).parents[2] / "docs/data/gpu.md"
 
 
 def read(page: str) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ from tests.distributed.processes import run_script, run_under_mpi
 from tests.docs.pages import PAGES, ROOT, blocks, name, run, run_blocks, write_script
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
-_FOR_WORKERS = ("auto.md", "ddp.md", "horovod.md", "local-steps.md", "migrating.md", "optimizer.md", "sharded.md")
+_FOR_WORKERS = ("auto.md", "coming-from.md", "ddp.md", "local-steps.md", "optimizer.md", "sharded.md")
 WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
 # likewise; they start slowly, and of some one worker is enough in `make test`, which runs their doors in two elsewhere
 TOOLKITS = [ROOT / "docs/concepts" / page for page in ("integrations.md", "keras.md", "tensorflow.md")]
@@ -21,10 +21,9 @@ _ALONE = ("keras", "tensorflow")
 _NEEDS = {"integrations": "accelerate"}
 # `auto` measures codecs and the link for seconds; here it measures no more than it has to.
 _BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.CODEC_NS = 0"}
-MPI = ROOT / "docs/concepts/mpi.md"  # run by mpiexec
-XLA = ROOT / "docs/concepts/jax-xla.md"  # on four devices of two processes: tests/adapters/test_jax_xla.py
-ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, XLA]
-_SLOW = ("working-paying.md",)  # TensorBoard, and what it imports
+MPI = ROOT / "docs/concepts/launching.md"  # run by mpiexec
+ELSEWHERE = [*WORKERS, *TOOLKITS, MPI]
+_SLOW = ("logging.md",)  # TensorBoard, and what it imports
 doors = pytest.mark.tier("doors")
 
 
@@ -105,9 +104,49 @@ def test_every_fence_names_its_language(page: Path) -> None:
     assert set(fences[1::2]) <= {""}
 
 
-def test_every_concept_is_in_the_index() -> None:
-    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    assert [page.name for page in CONCEPTS if f"concepts/{page.name}" not in text] == []
+def read_index(text: str) -> dict[str, list[str]]:
+    """The pages of each group: the tables of docs/index.md."""
+    parts = re.split(r"^## (\w+)$", text, flags=re.MULTILINE)[1:]
+    return {
+        group: re.findall(r"^\| \[[^\]]+\]\(([^)]+)\)", table, re.MULTILINE)
+        for group, table in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def read_nav(text: str) -> dict[str, list[str]]:
+    """The pages of each group: the nav of mkdocs.yml."""
+    parts = re.split(r"^  - (\w+):$", text.partition("\nnav:\n")[2], flags=re.MULTILINE)[1:]
+    return {
+        group: re.findall(r"- ((?:concepts|data)/.+)", pages)
+        for group, pages in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_pages_stand_in_five_groups_of_the_index_and_of_the_site() -> None:
+    groups = read_index((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    words, methods = groups.pop("Words"), groups["Reference"].pop()
+    assert (words, methods) == ([], "methods/index.md")
+    assert list(groups) == ["Use", "Understand", "Extend", "Measure", "Reference"]
+    listed = [page for pages in groups.values() for page in pages]
+    there = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent.name in ("concepts", "data")]
+    assert sorted(listed) == sorted(there)
+    assert len(CONCEPTS) <= 33, "another topic is a section of a page that is there"
+    nav = read_nav((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert {group: sorted(pages) for group, pages in nav.items() if group != "Start"} == {
+        group: sorted(pages) for group, pages in groups.items()
+    }
+
+
+@pytest.mark.parametrize("page", CONCEPTS, ids=name)
+def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
+    title, _, first, *_ = page.read_text(encoding="utf-8").split("\n")
+    assert re.match(r"# [A-Z]\w", title)
+    assert re.match(r"For \w", first), f"{name(page)} says first for whom it is, and what it is for"
+
+
+def test_no_page_is_longer_than_a_reader() -> None:
+    """Generated data and measurements live in docs/data."""
+    assert [name(page) for page in CONCEPTS if len(page.read_text(encoding="utf-8")) > 21_000] == []
 
 
 def test_the_tree_of_errors_is_the_one_in_the_code() -> None:

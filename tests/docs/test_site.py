@@ -28,8 +28,8 @@ def hooks() -> ModuleType:
 
 
 def test_every_page_has_its_place() -> None:
-    placed = set(re.findall(r"concepts/[\w-]+\.md", CONFIG.partition("\nnav:")[2]))
-    there = {f"concepts/{page.name}" for page in (ROOT / "docs/concepts").glob("*.md")}
+    placed = set(re.findall(r"(?:concepts|data)/[\w-]+\.md", CONFIG.partition("\nnav:")[2]))
+    there = {f"{one}/{page.name}" for one in ("concepts", "data") for page in (ROOT / "docs" / one).glob("*.md")}
     assert there - placed == set(), "name these pages in the nav of mkdocs.yml"
     assert placed - there == set()
 

@@ -10,7 +10,7 @@ from tests.fuzz.targets import Outcome
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("tried.json")
-PAGE = ROOT / "docs/concepts/fuzzing.md"
+PAGE = ROOT / "docs/concepts/verify.md"
 BEGIN, END = "<!-- tried: written by python -m tests.fuzz --record -->", "<!-- end of tried -->"
 GOAL = 1_000_000  # payloads of each decoder under each kind of kernels
 

@@ -225,11 +225,11 @@ def test_the_command_explains_a_dict() -> None:
 
 
 def test_the_page_lists_every_difference() -> None:
-    page = " ".join((ROOT / "docs/concepts/migrating.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs/concepts/coming-from.md").read_text(encoding="utf-8").split())
     for entries in (table.COMPRESSORS, table.MEMORIES, table.COMMUNICATORS):
         for module, entry in entries.items():
             assert f"| `{module}` |" in page, module
-            assert entry.differs in page, f"docs/concepts/migrating.md lacks, for {module}: {entry.differs}"
+            assert entry.differs in page, f"docs/concepts/coming-from.md lacks, for {module}: {entry.differs}"
 
 
 # ---- Horovod ------------------------------------------------------------------------------------------------------------

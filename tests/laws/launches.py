@@ -1,4 +1,4 @@
-"""How many Triton kernels a step launches, and how often the host is asked: the tables of docs/concepts/gpu-buckets.md, the
+"""How many Triton kernels a step launches, and how often the host is asked: the tables of docs/data/launches.md, the
 only place of these numbers.
 
 ``python -m tests.laws.launches`` counts them anew and writes them there; what is beside a number stays. A new line of the
@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/concepts/gpu-buckets.md"
+PAGE = Path(__file__).parents[2] / "docs/data/launches.md"
 HEAD = "| method | launches | questions | of them |\n| --- | --- | --- | --- |\n"
 HOPS = "| method, `communicator=scatterreduce` | launches | where W does not divide a tensor |\n| --- | --- | --- |\n"
 ROW = r"\| `(?P<spec>\S+)` \| (?P<launches>\d+) \| (?P<questions>\d+) \|"

@@ -1,6 +1,6 @@
 """Every method over every communicator, with and without a memory: a bucket of 8 tensors takes as many launches of Triton
 kernels as one of 3, and asks the host as often; or it is among those that go tensor by tensor, which this file and
-docs/concepts/gpu-buckets.md name.
+docs/data/launches.md name.
 """
 
 from __future__ import annotations

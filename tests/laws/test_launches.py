@@ -1,5 +1,5 @@
 """How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method, and how often the
-host is asked: as many and as often, but for those that this file and docs/concepts/gpu-buckets.md list, each with its reason.
+host is asked: as many and as often, but for those that this file and docs/data/launches.md list, each with its reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.unit.kernels.triton_checks import interpreter, night
 
 __all__ = ["interpreter"]
 
-QUESTIONS = PAGE.with_name("gpu.md")
+QUESTIONS = PAGE.parents[1] / "concepts/gpu.md"
 HEAD = "| method | 3 tensors | 40 tensors | why |"
 FIXED = [spec for spec in LAUNCHES if spec not in RUN]
 ASKED_IF_LARGE = {"acpsgd": 1, "atomosvd": 6}  # which are compressed then

@@ -1,4 +1,4 @@
-"""What docstrings of the core have in common."""
+"""Rules for docstrings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import grace
 
 SOURCES = Path(grace.__file__).parent
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_what_is_written_to_is_not_the_subject():
@@ -22,6 +23,47 @@ def test_what_is_written_to_is_not_the_subject():
         if first[1] == "Out" or first[1].lower() in {argument.arg for argument in node.args.args}
     ]
     assert found == []
+
+
+# A clause is no name of a thing, nor of an action.
+CLAUSE = re.compile(r"(What|Whether|Of|Those)\b")
+
+
+def find_clauses(text: str) -> list[str]:
+    """First lines of the docstrings of a module, of its classes and of its functions that begin with a clause."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)]
+    texts = [doc for node in nodes if (doc := ast.get_docstring(node)) and CLAUSE.match(doc)]
+    return [doc.splitlines()[0] for doc in texts]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    files = sorted(SOURCES.parent.rglob("*.py"))
+    assert {"grace", "grace_bench", "grace_command", "grace_dl"} <= {
+        file.relative_to(SOURCES.parent).parts[0] for file in files
+    }
+    clauses = {
+        file.relative_to(SOURCES.parent).as_posix(): lines
+        for file in files
+        if (lines := find_clauses(file.read_text(encoding="utf-8")))
+    }
+    assert clauses == {}, "say what it is or does: 'The payload of one worker.', 'True if x is finite.'"
+
+
+def test_a_clause_is_found() -> None:
+    text = '''"""What a module is."""
+class A:
+    """Those of a class."""
+    async def f(self):
+        """Whether it waits.
+
+        What follows may begin as it likes.
+        """
+def g():
+    """Offers: what begins with Of is another word."""
+def h():
+    """Of each row."""
+'''
+    assert find_clauses(text) == ["What a module is.", "Those of a class.", "Of each row.", "Whether it waits."]
 
 
 # A shape, or whose it is, or where it is said.

@@ -1,4 +1,4 @@
-"""What became of the means that a door has handed out: an optimizer has applied them, or somebody has dropped them.
+"""Tracks the means that an integration has handed out: an optimizer has applied them, or they were dropped.
 
 - Applied: an optimizer that holds the parameter has stepped while it had its gradient.
 - Dropped: the gradient was cleared (None, or zeros) before such a step, although some optimizer holds the parameter.
@@ -93,9 +93,10 @@ class Applied:
         """True if there are means that were neither applied nor dropped, as far as is known."""
         return not self._handed <= self._moved
 
-    def hand_out(self, names: Iterable[str]) -> None:
-        """These get means from a step that has begun."""
+    def hand_out(self, names: Iterable[str], unused: Iterable[str] = ()) -> None:
+        """These get means from a step that has begun; but what comes for those that are ``unused`` is dropped."""
         self._handed.update(names)
+        self._dropped.update(unused)
 
     def end(self) -> None:
         """The means are the parameters' gradients now."""
@@ -145,7 +146,7 @@ class Applied:
         self._handed, self._moved, self._dropped = waiting, set(), set()
 
     def forget(self) -> None:
-        """What was handed out counts as applied: parameters come from elsewhere."""
+        """Counts all that was handed out as applied: parameters come from elsewhere."""
         self._handed, self._moved, self._dropped = set(), set(), set()
 
     def _is_cleared(self, name: str, gradient: Tensor | None) -> bool:

@@ -24,7 +24,7 @@ Given: TypeAlias = Fixed | Auto | Adaptive
 
 @dataclass(frozen=True)
 class Axes:
-    """What :func:`grace.attach` was given for single axes; None: nothing.
+    """The methods that :func:`grace.attach` was given for single axes; None: it was given none.
 
     replicate: the method between replicas. shard: that of the reduce-scatter. weights: of the all-gather of weights.
     """
@@ -99,7 +99,7 @@ def resolve(
 
 
 def names_held(shapes: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Those, of any shape, that are not empty: a rank may have no part of a small parameter."""
+    """The tensors, of any shape, that are not empty: a rank may have no part of a small parameter."""
     return {name: x for name, x in shapes if x.numel()}
 
 

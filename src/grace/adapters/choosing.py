@@ -29,7 +29,9 @@ from grace.run.saved import OwnState, refuse_dcp
 def read_choice(
     method: Policy | Method[Any] | Auto | Adaptive | str,
 ) -> tuple[Auto | Adaptive | None, Policy | Method[Any] | str, dict[str, object]]:
-    """What chooses, what is used before it has, and what ranks must have in common for it. None: the method was given."""
+    """The chooser, the method that is used before it has chosen, and what ranks must have in common for it. None: the
+    method was given.
+    """
     auto = wanted(method)
     if auto is None:
         assert not isinstance(method, Auto | Adaptive)
@@ -63,7 +65,7 @@ class Choosing(BaseHandle):
         self._session.logs.more = self._log_values
 
     def _site(self) -> Site:
-        """What is exchanged here, and how."""
+        """The tensors that are exchanged here, and how."""
         return Site.of(self._session)
 
     def _log_values(self) -> dict[str, float]:
@@ -76,7 +78,11 @@ class Choosing(BaseHandle):
             self._driver.comes(list(names))
 
     def _exchange_bucket(
-        self, gradients: dict[str, Tensor], last: bool, into: Mapping[str, Tensor] | None = None
+        self,
+        gradients: dict[str, Tensor],
+        last: bool,
+        into: Mapping[str, Tensor] | None = None,
+        flags: Tensor | None = None,
     ) -> Collection[str]:
         """Exchanges this bucket, and those that have waited for it; the names of what is exchanged. Buckets come in order.
 
@@ -84,10 +90,11 @@ class Choosing(BaseHandle):
             gradients: of the bucket.
             last: whether it ends the step.
             into: where means go; None: the gradients themselves.
+            flags: of the last bucket; see :meth:`grace.run.steps.Steps.step`.
         """
         driver, into = self._driver, gradients if into is None else into
         if driver is None:
-            return self._steps.step(gradients, last=last, into=into)
+            return self._steps.step(gradients, last=last, into=into, flags=flags)
         given, targets = self._held
         given.update(gradients)
         targets.update(into)
@@ -96,7 +103,7 @@ class Choosing(BaseHandle):
         self._held = {}, {}
         start = self._clock()
         try:
-            return self._steps.step(given, last=last, into=targets)
+            return self._steps.step(given, last=last, into=targets, flags=flags)
         finally:
             if self._session.error is None:
                 driver.exchanged(self._clock() - start)
@@ -104,7 +111,7 @@ class Choosing(BaseHandle):
                 self._end_step(driver)
 
     def _end_step(self, driver: Driver | Adapting) -> None:
-        """What is chosen for the next step; an error there ends the session, as one in an exchange does."""
+        """Applies the choice for the next step; an error there ends the session, as one in an exchange does."""
         try:
             driver.ended()
         except BaseException as error:
@@ -170,8 +177,9 @@ class Choosing(BaseHandle):
         return self._driver is not None
 
     def explain(self) -> Explanation | Adapted:
-        """What ``auto`` has chosen so far and why, in words and numbers: for each bucket the method, what was predicted, what
-        was measured, and what was rejected. It prints as text; ``explain().save(FILE)`` is for ``grace explain --run FILE``.
+        """The choices of ``auto`` so far and their reasons, in words and numbers: for each bucket the method, what was
+        predicted, what was measured, and what was rejected. It prints as text; ``explain().save(FILE)`` is for
+        ``grace explain --run FILE``.
 
         Raises:
             ConfigurationError: the method was not "auto".
@@ -200,8 +208,8 @@ class Choosing(BaseHandle):
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on. Each rank saves and loads its own. Of a trial that goes on, nothing is kept: what its
-        methods owe is owed in instalments.
+        """State that the next step depends on. Each rank saves and loads its own. Of a trial that goes on, nothing is kept:
+        what its methods owe is owed in instalments.
 
         Raises:
             StateError: ``torch.distributed.checkpoint`` asks for it.
@@ -226,7 +234,7 @@ class Choosing(BaseHandle):
         return Chooser(self._save_choice, self._going_on)
 
     def _save_choice(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the choice, beside the methods, which are the session's."""
+        """The part of a checkpoint that describes the choice, beside the methods, which are the session's."""
         if self._driver is None or not self._driver.active:
             return {}
         return {"auto": {key: value for key, value in self._driver.state_dict().items() if key != "methods"}}

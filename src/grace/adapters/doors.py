@@ -1,5 +1,5 @@
-"""What :func:`grace.attach` asks, one after the other: which kinds of models there are, and how Grace takes over each kind's
-exchange of gradients. Installed packages may add some.
+"""Integrations that :func:`grace.attach` tries, one after the other: which kinds of models there are, and how Grace takes
+over each kind's exchange of gradients. Installed packages may add some.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Grace must know of the insides of ``torch.distributed.fsdp.fully_shard``: all of it is here, for torch 2.9 to 2.13.
+"""Access to the internals of ``torch.distributed.fsdp.fully_shard``: all of it is here, for torch 2.9 to 2.13.
 
 A module that was given to ``fully_shard`` has groups of parameters. When a backward pass has made the gradients of a group,
 torch lays them out as ``[W, sum of c]``, row j being the concatenation of chunk j of every parameter ``p``, ``c = ceil(d0 / W)
@@ -222,7 +222,7 @@ def one_group(groups: list[ParameterGroup]) -> dist.ProcessGroup:
 
 
 def explain_dtype(dtype: torch.dtype) -> str:
-    """What to do where gradients are reduced in a dtype that Grace does not take here."""
+    """Advice where gradients are reduced in a dtype that Grace does not take here."""
     return (
         f"gradients are reduced in {dtype}; legal: float32 and bfloat16. Give fully_shard "
         "mp_policy=MixedPrecisionPolicy(..., reduce_dtype=torch.float32): what travels is the method's affair"

@@ -1,4 +1,4 @@
-"""What the handles of all adapters have in common."""
+"""Base of the handles of all adapters."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class BaseHandle:
 
     @property
     def stats(self) -> Stats:
-        """What it has cost so far."""
+        """Cost of the exchanges so far."""
         return self._session.stats
 
     @property
     def transport(self) -> str:
-        """What it runs over, and why: ``mpi (PMI_RANK is set)``."""
+        """The transport, and why it was chosen: ``mpi (PMI_RANK is set)``."""
         return self._session.transport
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended the exchange; None while it goes on."""
+        """Exception that has ended the exchange; None while it goes on."""
         return self._session.error
 
     @property
@@ -55,7 +55,7 @@ class BaseHandle:
         self._steps.lr = lr
 
     def plan(self) -> ExchangePlan:
-        """What the coming step exchanges: parameter, shape, method, bytes and their share. It prints as a table."""
+        """The exchange of the coming step: parameter, shape, method, bytes and their share. It prints as a table."""
         return self._session.plan()
 
     def log(self, to: Any, *, every: int = 1, errors_every: int = 0) -> None:
@@ -113,7 +113,7 @@ class BaseHandle:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on. Each rank saves and loads its own.
+        """State that the next step depends on. Each rank saves and loads its own.
 
         Raises:
             StateError: ``torch.distributed.checkpoint`` asks for it, as in ``dcp.save({"grace": handle})``, or is given it:
@@ -136,7 +136,7 @@ class BaseHandle:
 
     @property
     def _chooser(self) -> Chooser:
-        """What chooses its methods, for checkpoints."""
+        """The chooser of its methods, for checkpoints."""
         return GIVEN
 
     def __repr__(self) -> str:

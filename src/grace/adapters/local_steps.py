@@ -268,8 +268,8 @@ class LocalSteps(Choosing):
         return self._model
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, except the optimizer's state; also within a window, where it includes this rank's
-        replica. Each rank saves and loads its own.
+        """State that the next step depends on, except the optimizer's state; also within a window, where it includes
+        this rank's replica. Each rank saves and loads its own.
         """
         local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parameters.items()}
         return OwnState({

@@ -108,7 +108,7 @@ def _is_sparsifier(method: Method[Any]) -> bool:
 
 
 class _Group(NamedTuple):
-    """What a group of parameters had."""
+    """Settings that a group of parameters had."""
 
     momentum: float
     nesterov: bool

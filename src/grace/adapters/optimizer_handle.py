@@ -1,4 +1,4 @@
-"""What :func:`grace.DistributedOptimizer` does between ``backward()`` and ``step()``.
+"""The exchange of :func:`grace.DistributedOptimizer` between ``backward()`` and ``step()``.
 
 Hooks note each gradient that has come. Buckets of gradients go to a lane, one first-in-first-out thread, in one fixed order:
 that of the parameters from the last to the first. Networks match exchanges by their order, and gradients may become ready in
@@ -26,6 +26,7 @@ from grace.adapters.pending_gradient import placeholder
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp, refuse_in_backward
+from grace.adapters.unused import Unused, UnusedGradient
 from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
@@ -64,14 +65,17 @@ class OptimizerHandle(Regrouping):
         *,
         backward_passes_per_step: int,
         scaler: torch.amp.GradScaler | None,
+        unused: UnusedGradient,
     ):
         self._parameters = name_trained(optimizer, named_parameters)
         refuse_ddp(self._parameters)
         self.refuse_shared(self._parameters)
         refuse_in_backward(self._parameters)
+        self._unused = Unused(self._parameters, unused)
         knobs: dict[str, object] = {
             "bucket_mb": options.bucket_bytes / 2**20,
             "backward_passes_per_step": backward_passes_per_step,
+            "unused": unused,
         }
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
@@ -107,6 +111,7 @@ class OptimizerHandle(Regrouping):
         self._next = 0  # the first bucket that has not been sent
         self._taken: dict[str, tuple[Tensor, Tensor]] = {}  # the gradient, and what stands in for it
         self._came = self._synchronized = False
+        self._unused.begin()
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
     def arrive(self, name: str) -> None:
@@ -133,6 +138,8 @@ class OptimizerHandle(Regrouping):
     def _take(self, name: str) -> None:
         """Takes a gradient that this rank no longer changes."""
         p = self._parameters[name]
+        if p.grad is None:
+            self._unused.lack(name)
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         p.grad = placeholder(gradient)
         self._taken[name] = (gradient, p.grad)
@@ -152,15 +159,16 @@ class OptimizerHandle(Regrouping):
         gradients = {name: self._taken[name][0].detach() for name in self._buckets[self._next]}
         self._next += 1
         last = self._next == len(self._buckets)
+        flags = self._unused.flags() if last else None
         self._comes(gradients)
-        self._lane.submit(lambda: self._exchange(gradients, last))
+        self._lane.submit(lambda: self._exchange(gradients, last, flags))
 
-    def _exchange(self, gradients: dict[str, Tensor], last: bool) -> None:
+    def _exchange(self, gradients: dict[str, Tensor], last: bool, flags: Tensor | None) -> None:
         """Replaces these gradients by their means. Runs in the lane; an error is kept for the user's thread."""
         try:
             if self._session.error is None:
                 lent = {name: x.contiguous() for name, x in gradients.items()}
-                self._exchange_bucket(lent, last, gradients)
+                self._exchange_bucket(lent, last, gradients, flags)
         except BaseException as error:
             self._error = self._error or error
 
@@ -173,7 +181,6 @@ class OptimizerHandle(Regrouping):
             return
         self._check_parameters()
         self._check_alone()
-        frozen = [p for name, p in self._parameters.items() if not p.requires_grad and p.grad is None]
         for name, p in self._parameters.items():
             if self._left[name]:
                 if p.grad is None and self._left[name] < self._passes:
@@ -188,12 +195,13 @@ class OptimizerHandle(Regrouping):
             if p.grad is not standing:
                 self._fail(GraceError(_DROPPED.format(repr(name), "dropped" if p.grad is None else "replaced")))
             p.grad = gradient
-        for p in frozen:
-            p.grad = None
-        self._begin()
-        self._applied.hand_out(self._parameters)
-        self._applied.end()
         error, self._error = self._session.error or self._error, None
+        unused = self._unused.find(agreed=error is None)
+        for name in unused:
+            self._parameters[name].grad = None
+        self._begin()
+        self._applied.hand_out(self._parameters, unused)
+        self._applied.end()
         if error is not None:
             raise error
         self._synchronized = True

@@ -1,4 +1,4 @@
-"""What stands in a parameter's ``.grad`` while the gradient is exchanged."""
+"""A stand-in for a parameter's ``.grad`` while the gradient is exchanged."""
 
 from __future__ import annotations
 

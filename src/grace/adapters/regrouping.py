@@ -20,7 +20,7 @@ class Regrouping(Choosing, Handle):
 
     @property
     def elastic(self) -> Elastic | None:
-        """What steps that survive their workers are made by, from the first ``regroup`` on: ``elastic.wants`` and
+        """The object that makes steps survive a loss of workers, from the first ``regroup`` on: ``elastic.wants`` and
         ``elastic.wanted`` are for a new worker that waits.
         """
         return self._steps.elastic

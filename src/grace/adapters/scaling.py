@@ -1,4 +1,4 @@
-"""What ranks must have in common for loss scaling."""
+"""Settings that ranks must have in common for loss scaling."""
 
 from __future__ import annotations
 

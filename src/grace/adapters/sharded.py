@@ -189,7 +189,7 @@ class ShardedHandle(Choosing, Handle):
 
     @property
     def axes(self) -> dict[str, Stats]:
-        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there.
+        """Cost of each axis so far: "replicate", "shard", "weights", as far as Grace is at work there.
         ``stats.ratio`` is that of all of them.
         """
         out = {"replicate" if self._replicated else "shard": replace(self.stats, beside=())}
@@ -201,7 +201,7 @@ class ShardedHandle(Choosing, Handle):
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended an exchange; None while all go on."""
+        """Exception that has ended an exchange; None while all go on."""
         return next((session.error for session in self._sessions() if session.error is not None), None)
 
     def _sessions(self) -> list[Session]:
@@ -361,7 +361,7 @@ class ShardedHandle(Choosing, Handle):
         super().switch(auto or self._resolve(self._session.options.read(fixed)))
 
     def plan(self, axis: str = "") -> ExchangePlan:
-        """What the coming step exchanges: parameter, shape, method, bytes and their share.
+        """The exchange of the coming step: parameter, shape, method, bytes and their share.
 
         Args:
             axis: "shard": of the reduce-scatter, where replicas are averaged after it; else of the slowest axis.

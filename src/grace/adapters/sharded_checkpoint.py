@@ -47,7 +47,7 @@ class ShardedCheckpoint:
         self.afresh: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save, or the form of what to load. All ranks call it."""
+        """The state to save, or the form of the one to load. All ranks call it."""
         worker = self._session.worker
         state = worker.state
         debts = state.debts()
@@ -126,7 +126,7 @@ class ShardedCheckpoint:
         self.afresh = tell_afresh(about, session.rank)
 
     def _find_shared(self, about: dict[str, Any]) -> dict[str, tuple[str, list[Any]]]:
-        """What the replicas of this rank's shard had in common, if there were as many shards."""
+        """The state that the replicas of this rank's shard had in common, if there were as many shards."""
         parts = about.get("shared", [])
         if self._shards is None or len(parts) != self._shards.size():
             return {}
@@ -137,7 +137,7 @@ class ShardedCheckpoint:
         return dict(found)
 
     def _read(self, saved: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What it says of itself, and of what is owed this rank's parts."""
+        """Reads a checkpoint: its description of itself, and the error owed to this rank's parts."""
         if not isinstance(saved, Mapping) or not {"about", "owed"} <= saved.keys():
             raise StateError("not a checkpoint of a sharded model: it lacks 'about' or 'owed'")
         about = unpack(saved["about"])

@@ -1,4 +1,4 @@
-"""What ``auto`` must know of a sharded model, and where it cannot choose for one."""
+"""Support for ``auto`` on sharded models, and the cases in which it cannot choose for one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def is_plain(session: Session, group: ParameterGroup) -> bool:
 
 
 def plan_rows(session: Session, groups: Sequence[ParameterGroup]) -> ExchangePlan:
-    """What a reduce-scatter of these groups, of the session's rows, moves in the coming step."""
+    """The plan of a reduce-scatter of these groups, of the session's rows, in the coming step."""
     peer = session.peer()
     plain = {piece.name: group.dtype for group in groups if is_plain(session, group) for piece in group.pieces}
 

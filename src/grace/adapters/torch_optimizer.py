@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grace.adapters.optimizer_handle import OptimizerHandle
+from grace.adapters.unused import UnusedGradient
 from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, out_of_range
@@ -119,13 +120,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     local_world_size: int | None = Options.local_world_size,
     scaler: torch.amp.GradScaler | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
+    unused: UnusedGradient = "none",
 ) -> Some:
     """Makes this optimizer step with the means over ranks of what a compression method sends. All ranks call it alike.
 
     It returns the same object, now of a class derived from its own. Gradients are exchanged in buckets while the backward
     pass goes on; ``step()`` waits for them. A parameter without a gradient counts as zeros, and gets the mean as its gradient,
-    so that all ranks step with the same gradients. A frozen one without a gradient keeps none. Memories that follow the
-    learning rate read that of the first group of parameters.
+    so that all ranks step with the same gradients. One that has none on any rank keeps none, so that no weight decay or
+    momentum moves it. Memories that follow the learning rate read that of the first group of parameters.
 
     The optimizer gains:
 
@@ -159,6 +161,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
         scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale.
+        unused: the gradient of a parameter that no rank has used in a step: None ("none"), as under DistributedDataParallel;
+            or what the method makes of zeros ("zeros"), as in Horovod, which weight decay and momentum then add to.
 
     Returns:
         The optimizer.
@@ -195,7 +199,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
     handle = OptimizerHandle(
         optimizer, method, named_parameters, transport_for_handle(transport), options,
-        backward_passes_per_step=backward_passes_per_step, scaler=scaler,
+        backward_passes_per_step=backward_passes_per_step, scaler=scaler, unused=unused,
     )  # fmt: skip
     own = type(optimizer)
     optimizer.__class__ = type(f"Distributed{own.__name__}", (Distributed, own), {"__module__": own.__module__})

@@ -29,7 +29,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceO
 
 
 class Manager(Protocol):
-    """What is used of ``torchft.Manager``."""
+    """The part of ``torchft.Manager`` that is used."""
 
     def wait_quorum(self) -> None: ...
     def participating_rank(self) -> int | None: ...
@@ -210,7 +210,7 @@ class FaultTolerant:
             return dict(tensors)
 
     def should_commit(self) -> bool:
-        """What the manager says. If the step counts, so does what was exchanged; else it is undone, unless another replica is
+        """The manager's decision. If the step counts, so does its exchange; else that is undone, unless another replica is
         found to have committed it.
         """
         if not self.manager.should_commit():

@@ -16,7 +16,7 @@ from grace.errors import ConfigurationError
 def find_trained(
     model: nn.Module, optimizer: torch.optim.Optimizer, known: Mapping[str, Tensor] | None = None
 ) -> dict[str, nn.Parameter]:
-    """What the optimizer trains, of any shapes, by the model's names; only those in ``known``, if it is given.
+    """The parameters that the optimizer trains, of any shapes, by the model's names; only those in ``known``, if it is given.
 
     Raises:
         ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
@@ -47,7 +47,7 @@ def find_trained(
 def name_trained(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None = None
 ) -> dict[str, Tensor]:
-    """What the optimizer trains, of any shapes, by the names given, in their order.
+    """The parameters that the optimizer trains, of any shapes, by the names given, in their order.
 
     Args:
         optimizer: only its parameters that require a gradient count.
@@ -162,8 +162,8 @@ def refuse_in_backward(named: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What is the same on all ranks once gradients are means: parameters of any shape, their gradients (zeros like the
-    parameter for one that is absent), and what the optimizer holds for them.
+    """Tensors that are the same on all ranks once gradients are means: parameters of any shape, their gradients (zeros like
+    the parameter for one that is absent), and the optimizer's state of them.
     """
     replicated: list[Tensor] = []
     for p in parameters:

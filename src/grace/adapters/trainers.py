@@ -1,4 +1,6 @@
-"""What the callbacks for other libraries' trainers share: they attach, and put memories into the trainers' checkpoints."""
+"""Shared parts of the callbacks for other libraries' trainers: they attach, and put memories into the trainers'
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,7 @@ class AttachingCallback:
             )
 
     def _take(self, separator: str = "/") -> dict[str, float]:
-        """What has been noted since the last call."""
+        """Take what was noted since the last call."""
         found = {f"grace{separator}{key.removeprefix(PREFIX)}": value for key, value in self._found.items()}
         self._found = {}
         return found

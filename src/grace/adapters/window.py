@@ -1,4 +1,4 @@
-"""What local steps save of a window besides the memories, and how it is read."""
+"""The part of a window of local steps that is saved besides the memories, and how it is read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WindowCheckpoint(Checkpoint):
 def read_window(
     saved: Mapping[str, Any], *, every: int, reference: Mapping[str, Tensor], replica: Mapping[str, Tensor]
 ) -> dict[str, object]:
-    """What all ranks must have in common of a saved window; nothing changes.
+    """Reads a saved window; returns what all ranks must have in common of it, and changes nothing.
 
     Args:
         saved: the state.

@@ -1,4 +1,5 @@
-"""What :func:`grace.attach` was given instead of a ``DistributedDataParallel`` model, and which line to write instead.
+"""Recognises wrappers that :func:`grace.attach` was given instead of a ``DistributedDataParallel`` model, and says which
+line to write instead.
 
 Wrappers are recognized by the names of their classes: none of their packages is imported for this.
 """
@@ -47,7 +48,7 @@ def find_exchanging(module: nn.Module) -> str | None:
 
 
 def explain_wrapper(given: object) -> str:
-    """What was given, and what to write instead; for an error of :func:`grace.attach`."""
+    """The object that was given, and the line to write instead; for an error of :func:`grace.attach`."""
     return f"attach takes a DistributedDataParallel model, got {_name(given)}: {_find_remedy(given)}"
 
 

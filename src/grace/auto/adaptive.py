@@ -50,7 +50,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Adapted:
-    """What was chosen for each layer; it prints as text. step: at which. budget, bits: for each number, wanted and had."""
+    """The choices for each layer; it prints as text. step: at which. budget, bits: for each number, wanted and had."""
 
     settings: str
     step: int
@@ -255,7 +255,7 @@ class Adapting:
         return {"adaptive/bits": self.bits}
 
     def explain(self) -> Adapted:
-        """What was chosen for each layer."""
+        """The choices for each layer."""
         shown = tuple(
             Layer(name, n, self.settings.choices[c], row[c] / n, lost[c])
             for name, n, c, row, lost in zip(self.names, self.numbers, self.choice, self.cost, self.lost or [], strict=True)
@@ -269,7 +269,7 @@ class Adapting:
         self.ended_by = self.ended_by or why
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into a checkpoint beside the session's state."""
+        """The part of a checkpoint that belongs to the choice, beside the session's state."""
         return {"version": 1, "settings": str(self.settings), "methods": self.session.methods()}
 
     def load(self, policy: Policy, measured: str | None = None) -> None:

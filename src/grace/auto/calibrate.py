@@ -1,4 +1,4 @@
-"""What ``auto`` measures before it plans: codecs, the link, and the model's own step.
+"""Measurements that ``auto`` makes before it plans: codecs, the link, and the model's own step.
 
 - **Codecs**, in ``attach``, on all ranks at once, so that they share caches and memory as in training: each candidate's
   exchange of 2^14 and 2^20 numbers, replayed. What takes more than 50 ns a number is left out, and what there is no time for.
@@ -48,7 +48,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What each rank has measured of one thing, in nanoseconds, by rank."""
+    """Measurements of one quantity by all ranks, in nanoseconds, by rank."""
 
     what: str
     ns: tuple[int, ...]
@@ -72,7 +72,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured in ``attach``; the same on all ranks.
+    """The measurements made in ``attach``; the same on all ranks.
 
     Attributes:
         world: workers. transport: between them, as it describes itself.
@@ -100,11 +100,11 @@ class Calibration:
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same where its numbers are to be used again."""
+        """The properties of a job that must be equal where its numbers are to be used again."""
         return f"{self.world} workers over {self.transport}, {self.cores:g} cores each"
 
     def name_unsure(self) -> str:
-        """What is known of the kinds that are ``unsure``, in words."""
+        """Notes on the kinds that are ``unsure``, in words."""
         return ", ".join(f"{kind} to {self.timings.kinds[kind].sizes[-1]:,} bytes" for kind in self.unsure)
 
     @property
@@ -113,8 +113,8 @@ class Calibration:
         return Probed(self.timings)
 
     def phases(self, method: str, shapes: Sequence[Sequence[int]], beside: int = 0) -> list[Phase]:
-        """What a bucket of tensors of these shapes does under a candidate: (processor seconds, seconds undisturbed) of codec,
-        move, codec, ... codec. ``beside``: bytes of others that travel in its first collective.
+        """The phases of a bucket of tensors of these shapes under a candidate: (processor seconds, seconds undisturbed) of
+        codec, move, codec, ... codec. ``beside``: bytes of others that travel in its first collective.
         """
         rate = self.rates[method]
         numbers = [math.prod(shape) for shape in shapes]
@@ -194,8 +194,8 @@ def stragglers(told: Sequence[Told]) -> list[str]:
 # ---- codecs ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks know of one exchange. sample: the slowest of each part; None, and ``why`` not. ns: of each rank. spent:
-    on codecs so far, by the slowest.
+    """Measurements of one exchange that all ranks know. sample: the slowest of each part; None, and ``why`` not. ns: of
+    each rank. spent: on codecs so far, by the slowest.
     """
 
     sample: Sample | None

@@ -1,4 +1,4 @@
-"""What plans are made of here: a model's buckets and tensors, what each exchange of them does, and the policy of a plan."""
+"""Parts of a plan: a model's buckets and tensors, what each exchange of them does, and the policy of a plan."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def problem_of(
     *,
     fuses: bool = True,
 ) -> Problem:
-    """What is to be planned.
+    """The planning problem.
 
     Args:
         buckets: of the model.
@@ -108,8 +108,8 @@ def problem_of(
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be used. plan: of the buckets. policy: the same for tensors. flushes: the buckets after which all that has come
-    is exchanged.
+    """A plan in a form that can be used. plan: of the buckets. policy: the same for tensors. flushes: the buckets after
+    which all that has come is exchanged.
     """
 
     plan: Plan

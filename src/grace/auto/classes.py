@@ -37,7 +37,7 @@ _SHAPE = 1024, 1024  # of the matrix whose bytes are compared
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the survey knows of a method.
+    """The survey's findings about a method.
 
     Attributes:
         quality: its class; "" none.
@@ -61,7 +61,7 @@ class Known:
 
 @functools.cache
 def known() -> dict[str, Known]:
-    """What the survey knows, by method with all knobs."""
+    """The survey's findings, by method with all knobs."""
     return {name: Known(**of) for name, of in json.loads(PATH.read_text(encoding="utf-8")).items()}
 
 

@@ -158,7 +158,7 @@ class Controller:
         return [_middle(legal), len(legal), self.plan, self.step, elapsed, overhead, _middle(self._exchanges)]
 
     def heard(self, rows: Sequence[Sequence[int]]) -> None:
-        """What all ranks have told of the block that has ended, by rank.
+        """Takes the measurements of all ranks of the block that has ended, by rank.
 
         Raises:
             AgreementError: ranks are not at the same plan and step; on all of them.
@@ -226,7 +226,7 @@ class Controller:
         self.events.append((self.step, words))
 
     def _forget_pace(self) -> None:
-        """What comes is compared with itself, not with what was."""
+        """Forgets the pace so far: new measurements are compared with each other."""
         self._drift, self._exchange_drift = Drift(), Drift(EXCHANGE_SLACK, EXCHANGE_LIMIT)
 
     def ask(self, why: str) -> None:
@@ -285,8 +285,8 @@ class Controller:
         return int(ROOM * self.budget)
 
     def _price(self, number: int) -> int:
-        """What a trial costs if the prediction is right and the challenger loses: two pairs, or where it is beyond the cap,
-        the steps that show it.
+        """The cost of a trial if the prediction is right and the challenger loses: two pairs, or where it is beyond the
+        cap, the steps that show it.
         """
         more = self._more(number)
         return 2 * more if self._is_beyond(number) else (2 + 2 * self._block_steps()) * more

@@ -134,7 +134,7 @@ class Driver:
 
     @property
     def _careful(self) -> list[str]:
-        """What may be used before errors are known."""
+        """Methods that may be used before errors are known."""
         return self.methods if self.settings.error is None else self.methods[:2]
 
     # ---- steps ------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Driver:
         return None if parts is None else problem.plan(parts)
 
     def problem(self) -> Problem:
-        """What is planned, from all that is known."""
+        """The planning problem, from all that is known."""
         return problem_of(
             self.buckets, self.model, self.known, self.methods, self._losses.of, self.settings.error,
             fuses=self.site.holds,
@@ -347,7 +347,7 @@ class Driver:
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
     def _told(self) -> dict[str, int]:
-        """What was spent before the controller began, in nanoseconds, on all ranks alike."""
+        """Nanoseconds that were spent before the controller began, on all ranks alike."""
         return {**self.known.spent, "holding": self.holding}
 
     @property
@@ -376,7 +376,7 @@ class Driver:
         return found
 
     def explain(self) -> Explanation:
-        """What was chosen, and why; the same on all ranks, but for times that are this rank's."""
+        """The choices and their reasons; the same on all ranks, but for times that are this rank's."""
         return explain(self)
 
     @property
@@ -401,7 +401,7 @@ class Driver:
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What goes into a checkpoint beside the session's state."""
+        """The part of a checkpoint that belongs to the choice, beside the session's state."""
         return {
             "version": 1, "settings": str(self.settings), "methods": self.session.methods(),
             "fingerprint": self.known.fingerprint,

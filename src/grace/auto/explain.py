@@ -1,4 +1,6 @@
-"""What ``auto`` has chosen and why, in words and numbers: ``print(handle.explain())``, ``grace explain --run FILE``."""
+"""The choices of ``auto`` and their reasons, in words and numbers: ``print(handle.explain())``,
+``grace explain --run FILE``.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``auto`` has chosen, and why. It prints as text; :meth:`save` writes what ``grace explain --run`` reads.
+    """The choices of ``auto``, and their reasons. It prints as text; :meth:`save` writes what ``grace explain --run`` reads.
 
     Attributes:
         settings: what the user said. workers, transport, cores: of the run; cores of one worker. replicas: of a model that is
@@ -247,7 +249,7 @@ class Explanation:
 
 
 def explain(driver: Driver) -> Explanation:
-    """What a driver has chosen so far, and why."""
+    """Explains the choices of a driver so far."""
     controller, model, known = driver.controller, driver.model, driver.known
     chosen = None if controller is None else controller.current
     candidates: list[Candidate] = []
@@ -328,7 +330,7 @@ def bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
 
 
 def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
-    """What came of a trial of one plan against another, in words and numbers."""
+    """The result of a trial of one plan against another, in words and numbers."""
     pairs = [(float(mine), float(theirs)) for mine, theirs in trial.pairs]
     numbers = ""
     if len(pairs) > 1:
@@ -341,7 +343,7 @@ def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
 
 
 def waits_line(driver: Driver, controller: Controller | None) -> str | None:
-    """What is not tried yet, why, and what is tried instead; None: nothing waits."""
+    """A line about plans that are not tried yet: which, why, and what is tried instead; None: none waits."""
     if controller is None:
         left = driver.listens_for
         return f"the model is known after {left} more steps, and until then nothing is tried" if left else None

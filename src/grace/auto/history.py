@@ -1,4 +1,4 @@
-"""What ``auto`` does, line by line, as it happens: for ``explain``, and at INFO in rank 0's log (the logger ``grace``)."""
+"""The log of ``auto``, line by line, as it happens: for ``explain``, and at INFO in rank 0's log (the logger ``grace``)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class History:
             self._add(f"goes on with the methods of a state that was loaded, {methods}, until the model is known")
 
     def left(self) -> None:
-        """What was loaded is none of the plans that may be used."""
+        """Notes that the loaded methods are left: they are none of the plans that may be used."""
         self._add(
             f"leaves the methods of the state that was loaded, {self._used()}: not all are among those measured here"
         )

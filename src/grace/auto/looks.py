@@ -1,4 +1,4 @@
-"""What ``auto`` measures again, between two steps: the link, and the codecs of what it uses and might use."""
+"""Repeated measurements of ``auto`` between two steps: the link, and the codecs of the methods that it uses and might use."""
 
 from __future__ import annotations
 

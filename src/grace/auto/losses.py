@@ -1,4 +1,4 @@
-"""What each method would lose of each tensor's gradient: measured in one step, and the largest of all ranks counts."""
+"""The compression error of each method for each tensor's gradient: measured in one step; the largest of all ranks counts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Losses:
         peer: Callable[[str], Peer],
         way: Way = TO_ALL,
     ) -> None:
-        """What each method would lose of these gradients, each of any shape, where they go this way. ``peer``: who this worker
-        is in the exchange of a tensor of this name.
+        """Measures the error of each method for these gradients, each of any shape, where they go this way. ``peer``: who
+        this worker is in the exchange of a tensor of this name.
         """
         for name, x in gradients.items():
             for text in methods:

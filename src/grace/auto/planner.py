@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all buckets do. parts: in the order of the buckets. seconds: of a step, predicted."""
+    """A plan for all buckets. parts: in the order of the buckets. seconds: of a step, predicted."""
 
     parts: tuple[Part, ...]
     seconds: float
@@ -88,7 +88,7 @@ class Problem:
     _known: dict[tuple[int, int, str], list[Phase] | None] = field(default_factory=dict)
 
     def job(self, part: Part) -> list[Phase] | None:
-        """What a part does; None: it cannot."""
+        """The phases of a part; None: it cannot be exchanged so."""
         key = (part.first, part.end, part.method)
         if key not in self._known:
             self._known[key] = self.phases(*key)
@@ -140,8 +140,8 @@ def make_plan(problem: Problem) -> Plan:
 
 
 def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list[Plan]:
-    """What is worth trying, the best first: the plan, if it is predicted to gain 3 % over the better of the baselines, and one
-    method throughout, those first whose collectives are not those of the plan or of another before them.
+    """Plans worth trying, the best first: the plan, if it is predicted to gain 3 % over the better of the baselines, and
+    one method throughout, those first whose collectives are not those of the plan or of another before them.
 
     Where one method throughout is predicted to be as fast to 3 %, it is the plan: predictions err by as much, and those of a
     mixture err in more places. An error of the link's measurement is shared by all that travels alike, hence the order.

@@ -1,4 +1,4 @@
-"""What a state says of the methods that were chosen, and what becomes of it where it is loaded."""
+"""The part of a state that describes the chosen methods, and its use where it is loaded."""
 
 from __future__ import annotations
 

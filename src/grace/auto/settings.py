@@ -1,4 +1,4 @@
-"""What a user says of ``auto``: ``"auto"``, ``"auto:quality=fast"``, or an :class:`Auto`."""
+"""A user's settings of ``auto``: ``"auto"``, ``"auto:quality=fast"``, or an :class:`Auto`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _read(key: str, value: str) -> Any:
 
 
 def wanted(method: object) -> Auto | Adaptive | None:
-    """What a user says of ``auto``, or of :meth:`grace.Policy.adaptive`; None: it is a method or a policy.
+    """The settings of ``auto``, or of :meth:`grace.Policy.adaptive`, that a user gave; None: it is a method or a policy.
 
     Raises:
         ConfigurationError: it begins as ``auto`` does, and does not parse.

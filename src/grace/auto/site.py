@@ -24,7 +24,7 @@ def _as_it_is(policy: Policy) -> Policy:
 
 @dataclass(frozen=True)
 class Site:
-    """What is exchanged behind a door, and how.
+    """The tensors that an integration exchanges, and how.
 
     Attributes:
         shapes: of the tensors by name, in the order in which a backward pass comes to them last. Rules go by these.

@@ -121,7 +121,7 @@ class Trial:
 
     @property
     def outcome(self) -> str:
-        """What the pairs have said, in words."""
+        """The result of the pairs so far, in words."""
         if self.undecided:
             return f"{self.tally}, which decides nothing"
         return (

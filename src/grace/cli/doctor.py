@@ -26,6 +26,7 @@ from rich.text import Text
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
 from grace.compute import backends, devices, native, resources
+from grace.environment import explain_one_queue
 from grace.errors import ConfigurationError
 from grace.transports.choose import choose
 from grace.transports.joining import find_why_alone
@@ -86,7 +87,7 @@ def examine() -> dict[str, Any]:
 
 
 def _describe_choice(errors: list[str]) -> dict[str, str] | None:
-    """What ``grace.transport("auto")`` would give here, and why."""
+    """The transport that ``grace.transport("auto")`` would give here, and why."""
     try:
         choice = choose()
     except ConfigurationError as error:
@@ -189,6 +190,8 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
             f"triton {kernels['triton']} is installed, and {' and '.join(devices.TESTED_TRITON)} are what Grace's kernels "
             "were tested with"
         )
+    if cuda["devices"] and (danger := explain_one_queue()) is not None:
+        out.append(danger)
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:
         share = max(1, threads["cores"] // threads["local_workers"])
@@ -239,7 +242,7 @@ def _explain_failure(module: str) -> str | None:
 
 
 def _use_triton(kernels: dict[str, Any]) -> str:
-    """What Triton is used for here."""
+    """The use of Triton here, in words."""
     if not kernels["cuda"]["devices"]:
         return "for CUDA tensors, of which there are none without a device"
     if kernels["cuda"]["triton_problem"] is not None or kernels["asked"] == "reference":
@@ -248,7 +251,7 @@ def _use_triton(kernels: dict[str, Any]) -> str:
 
 
 def table(document: dict[str, Any]) -> RenderableType:
-    """What was found, for a terminal."""
+    """Formats the findings for a terminal."""
     versions, kernels, threads, transports = (document[key] for key in ("versions", "kernels", "threads", "transports"))
     lines = Table(box=None, show_header=False, pad_edge=False)
     lines.add_column(style="dim")

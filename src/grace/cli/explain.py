@@ -181,13 +181,13 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
 
 
 def _declared(method: Method[Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """What it declares for tensors of a shape."""
+    """The facts that it declares for tensors of a shape."""
     found = asdict(method.facts(torch.empty(shape, device="meta", dtype=torch.float32)))
     return {name: value for name, value in found.items() if name not in ("kept", "peak")}  # these are counted: "memory"
 
 
 def _memory(method: Method[Any]) -> dict[str, float] | None:
-    """What it needs beside the gradient, in multiples of it, to two digits."""
+    """The memory that it needs beside the gradient, in multiples of it, to two digits."""
     try:
         found = peak_of(method)
     except Exception:  # somebody's method that fails tells why where it is used
@@ -196,7 +196,7 @@ def _memory(method: Method[Any]) -> dict[str, float] | None:
 
 
 def plan_model(target: str, method: str, workers: int, granularity: str) -> ExchangePlan:
-    """What a worker would exchange for the model that ``target``, ``module:function``, returns.
+    """The exchange plan of a worker for the model that ``target``, ``module:function``, returns.
 
     Raises:
         ConfigurationError: it cannot be loaded, or returns no module with parameters to train.

@@ -48,7 +48,7 @@ def migrate(
 
 
 def describe(text: str) -> dict[str, Any]:
-    """What a dict of GRACE's helper means in Grace, and what that changes.
+    """Translates a dict of GRACE's helper into Grace, and names what that changes.
 
     Raises:
         ConfigurationError: not a dict, a name or key that GRACE did not have, or parts that cannot work together.

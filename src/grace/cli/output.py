@@ -1,4 +1,4 @@
-"""What commands write to stdout."""
+"""Output of commands to stdout."""
 
 from __future__ import annotations
 

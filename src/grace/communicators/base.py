@@ -1,4 +1,4 @@
-"""What all communicators share."""
+"""Base class of the communicators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from grace.random import Stream
 
 @dataclass(frozen=True, slots=True)
 class Communicator(Method[Any]):
-    """What all communicators share: the checks, and the declared facts."""
+    """Base class of the communicators: the checks, and the declared facts."""
 
     compressor: Compressor
     averages: ClassVar[bool] = False  # cannot take a majority vote
@@ -215,7 +215,7 @@ def check_widths(widths: Tensor, n: int) -> list[int]:
 
 
 def sum_costs(peer: Peer, *ops: Collective) -> Traffic:
-    """What one worker moves for these collectives."""
+    """Traffic of one worker for these collectives."""
     return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
 
 

@@ -159,7 +159,7 @@ class Hierarchical(Method[HierarchicalState]):
         return label_parts(state, "chunk")
 
     def owed(self, state: Any) -> Tensor | None:
-        """What this worker's part owes, S times: the mean over all workers is then that over machines."""
+        """The error that this worker's part owes, S times: the mean over all workers is then that over machines."""
         owed = self.method.owed(state.inner)
         if owed is None or state.place < 0:
             return None

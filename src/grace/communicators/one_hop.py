@@ -1,4 +1,4 @@
-"""What communicators share that give every wire to everyone."""
+"""Base class of the communicators that give every wire to everyone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ P = TypeVar("P", bound=WirePlan)
 
 @dataclass(frozen=True, slots=True)
 class OneHop(Communicator):
-    """What communicators share that give every wire to everyone: they differ in how the wires travel."""
+    """Base class of the communicators that give every wire to everyone: they differ in how the wires travel."""
 
     def _gather(self, message: Tensor, room: Tensor, plan: BucketPlan, rank: int) -> Exchange[None]:
         """Fills ``room [W, s]`` uint8 with the messages ``[s]`` of all ranks; this one's is ``message``."""

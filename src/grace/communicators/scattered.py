@@ -34,7 +34,7 @@ Streams: TypeAlias = Callable[[Compressor, Peer, int], Stream]  # of a hop
 
 
 class ScatterPlan:
-    """What is the same at every step.
+    """Plan of a bucket: what stays the same at every step.
 
     Args:
         hops: the compressors of both hops. streams: their random numbers.

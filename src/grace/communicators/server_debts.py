@@ -18,7 +18,7 @@ from grace.kernels.staging import weigh_many
 
 
 class ServerDebts:
-    """What is owed for the averages of a bucket.
+    """The errors of the compressed averages of a bucket, kept by their owners.
 
     Args:
         sizes: c of each average. starts: where it begins in its tensor. world: W.

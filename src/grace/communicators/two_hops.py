@@ -1,4 +1,4 @@
-"""What communicators share that compress an average again."""
+"""Base class of the communicators that compress an average again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grace.kernels.finite import all_finite
 
 
 class ServerDebt(NamedTuple):
-    """What the owner of a chunk owes.
+    """The error of a compressed average, kept by the owner of the chunk.
 
     debt: ``[c]`` float32, in units of the mean; zeros where the chunk reaches beyond the tensor. start: where the chunk
     begins in the flat tensor. world: W. shape: of the tensor. lr: the learning rate that it is in units of; 0 if unknown.
@@ -51,7 +51,7 @@ class ServerDebt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TwoHops(Communicator):
-    """What communicators share that compress an average again.
+    """Base class of the communicators that compress an average again.
 
     The second rounding is the owner's debt. With a memory around the communicator it goes into the owner's rest. With
     ``server_memory`` the owner keeps it to itself, for the next average (server error feedback):
@@ -73,8 +73,8 @@ class TwoHops(Communicator):
         return compressor.with_memory() if hop and self.server_memory else compressor
 
     def facts(self, like: Tensor) -> Facts:
-        """What is left of a compressor's claims about tensors like this one where averages are compressed again: no
-        bound, unless it is exact.
+        """Facts about tensors like this one, where averages are compressed again: the compressor's, but without a bound
+        unless it is exact.
         """
         once = Communicator.facts(self, like)
         if once.variance == 0:

@@ -31,7 +31,7 @@ SLOWER: Final = "Grace uses its slower torch kernels: "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backend:
-    """What runs.
+    """The backend that runs the kernels.
 
     name: "reference" or "native-ISA", what runs on the CPU. why: the reason for it.
     modules: the module of a family that serves a type of device; the reference serves those that are missing.
@@ -59,7 +59,7 @@ current = UNDECIDED
 
 
 def backend() -> Backend:
-    """What runs; the first call chooses it.
+    """The backend that runs; the first call chooses it.
 
     Raises:
         ConfigurationError: ``GRACE_KERNELS`` asks for something unknown, not built, or beyond this processor.
@@ -79,12 +79,12 @@ def runs_triton(device: torch.device) -> bool:
 
 
 def available() -> list[str]:
-    """What could be chosen here."""
+    """The backends that could be chosen here."""
     return ["reference", *(f"native-{isa}" for isa in native.isas())]
 
 
 def slow_note() -> str | None:
-    """What to say if the native kernels are missing and no others were asked for; None if all is well."""
+    """A hint for the user if the native kernels are missing and no others were asked for; None if all is well."""
     return None if os.environ.get(VARIABLE) or native.isas() else SLOWER + native.library()
 
 

@@ -20,6 +20,7 @@ from grace.flags.refusals import refuse_unless
 
 TILE = 1024  # numbers of a program, where blocks do not ask for more
 MOST_PER_BLOCK = 4096  # numbers of a block that one program holds at a time
+MOST_PROGRAMS, MOST_ROWS = 2**31 - 1, 65_535  # of a grid, on its first axis and on each other one
 # No fused multiply-add: the bits are those of the CPU.
 OPTIONS = {"enable_fp_fusion": False}
 READ = (torch.float32, torch.float16, torch.bfloat16)  # what kernels read without a float32 copy
@@ -28,9 +29,17 @@ READ = (torch.float32, torch.float16, torch.bfloat16)  # what kernels read witho
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Runs ``kernel`` on the device of its first tensor; a grid without programs runs nothing. A bfloat16 comes as int16. For
     None, which the kernel does not look at, it gets its first tensor: compilers before 3.7 cannot pass a None on.
+
+    Raises:
+        InputError: more programs than CUDA can start: 2^31 - 1 on the first axis, 65,535 on another.
     """
     if 0 in grid:
         return
+    if grid[0] > MOST_PROGRAMS or (len(grid) > 1 and max(grid[1:]) > MOST_ROWS):
+        raise InputError(
+            f"kernels: {getattr(kernel, '__name__', kernel)} would need a grid of {' x '.join(map(str, grid))} programs; CUDA "
+            f"has at most {MOST_PROGRAMS} x {MOST_ROWS} x {MOST_ROWS}: hand over fewer rows, or shorter tensors, at a time"
+        )
     first: Tensor | None = None
     given = list(args)  # one pass, without a generator: this is done for each launch of each bucket
     for i, arg in enumerate(args):

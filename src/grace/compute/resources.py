@@ -1,4 +1,4 @@
-"""What of the machine this process may use: cores, memory, threads."""
+"""Resources of the machine that this process may use: cores, memory, threads."""
 
 from __future__ import annotations
 

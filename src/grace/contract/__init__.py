@@ -1,1 +1,1 @@
-"""What a method is: its two tiers, what it is lent, what it claims and needs, and its knobs."""
+"""The contract of a method: its two tiers, the storage it may use, what it declares and needs, and its knobs."""

@@ -76,7 +76,7 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def facts(self, n: int) -> Facts:
-        """What the compressor claims for rows of n numbers."""
+        """Claims of the compressor for rows of n numbers."""
 
     def passes(self, n: int) -> int | None:
         """How often Triton kernels go through rows of n numbers, and the memory, to encode them: once where each program has
@@ -155,14 +155,14 @@ class Compressor(abc.ABC):
         return None
 
     def choose_many_(self, many: Many, rng: Stream, code: Any) -> Chosen:
-        """What is to be sent of each of T tensors plus its memory; ``rng`` as in :meth:`encode_many_`, ``code`` is
-        :attr:`counted`.
+        """Selects from each of T tensors plus its memory the numbers to be sent; ``rng`` as in :meth:`encode_many_`,
+        ``code`` is :attr:`counted`.
         """
         raise NotImplementedError
 
     @property
     def needs(self) -> Needs:
-        """What it needs of the optimizer: by default nothing, or what every majority vote needs."""
+        """Requirements for the optimizer: by default none, or those of every majority vote."""
         return VOTES if self.aggregation == "majority" else NOTHING
 
     @property

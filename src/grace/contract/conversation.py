@@ -1,4 +1,4 @@
-"""What workers may hold with each other over a tensor, without a promise that all of them come to the same answer.
+"""Conversations of workers about a tensor, without a promise that all of them come to the same result.
 
 A :class:`grace.Method` promises that: replicas that apply its means stay replicas, a state may have parts that are the same on
 all workers, and what they owe is owed to one model, whoever owes it. So policies, memories, laws of agreement and states that
@@ -26,11 +26,11 @@ Kind: TypeAlias = Own | Literal["debt", "chunk", "shared", "together"]  # all bu
 
 
 class Outcome(Protocol[S_co]):
-    """What a worker has at the end of a conversation; :class:`grace.Exchanged` is what it has where all have the same."""
+    """The result of a conversation for one worker; :class:`grace.Exchanged` is the result where all workers have the same."""
 
     @property
     def mean(self) -> Tensor:
-        """What this worker goes on with, like x."""
+        """The tensor that this worker goes on with, like x."""
 
     @property
     def state(self) -> S_co:
@@ -52,7 +52,7 @@ class Conversation(abc.ABC, Generic[S]):
 
     @property
     def needs(self) -> Needs:
-        """What it needs of the optimizer; a wrapper adds to the needs of what it wraps."""
+        """Requirements for the optimizer; a wrapper adds its own to those of what it wraps."""
         return NOTHING
 
     def init(self, like: Tensor) -> S:
@@ -73,13 +73,13 @@ class Conversation(abc.ABC, Generic[S]):
         """Rounds and bytes of one exchange of a tensor like this; None if they depend on the data."""
 
     def kinds(self, state: S) -> Any:
-        """What happens to each part of a state when the number of workers changes: a tree like the state. Without the promise
+        """The role of each part of a state when the number of workers changes: a tree like the state. Without the promise
         it is "own" for all parts: each starts afresh.
         """
         return label_parts(state, "own")
 
     def owed(self, state: S) -> Tensor | None:
-        """What this worker has not passed on yet, in units of x; None: nothing."""
+        """The part of the gradients that this worker has not passed on yet, in units of x; None: nothing."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a method claims about itself, for the laws to check."""
+"""Claims of a method about itself, for the laws to check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROUNDING_BIAS = 2.0**-17  # of rounding at random by 16 bits: half of the last b
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a method claims about the operator C that it applies to n numbers; the laws check every line.
+    """Claims of a method about the operator C that it applies to n numbers; the laws check every line.
 
     unbiased: E C(x) = x, but for ``bias`` and the rounding of float32.
     bias: of an unbiased method: |E C(x)_i - x_i| <= bias max |x| for every i; what random numbers of 16 bits leave, so

@@ -34,13 +34,13 @@ from grace.errors import out_of_range
 
 
 class Limit(Protocol):
-    """What a number must be, beyond its type."""
+    """A limit of a number, beyond its type."""
 
     def admits(self, value: Any) -> bool:
         """True if this number is legal. It is of the field's type, and finite."""
 
     def describe(self, knob: str, integer: bool) -> str:
-        """What is legal, in words, for a knob of this name."""
+        """The legal values, in words, for a knob of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ Rotation: TypeAlias = Annotated[int, PowerOfTwo(2, 1 << 16)]
 # ---- checking -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What one knob may be: a type (bool, int, float), or choices; a limit; None too, or not."""
+    """The legal values of one knob: a type (bool, int, float), or choices; a limit; None too, or not."""
 
     kind: type | None
     choices: tuple[object, ...]
@@ -180,7 +180,7 @@ def check_value(owner: str, knob: str, value: object, annotation: object) -> Non
 
 
 def describe_knobs(factory: type) -> dict[str, str]:
-    """What is legal for each knob of a dataclass that :func:`check_knobs` checks, in words."""
+    """The legal values, in words, of each knob of a dataclass that :func:`check_knobs` checks."""
     return {knob: rule.describe(knob) for knob, rule in _rules(factory)}
 
 

@@ -1,4 +1,4 @@
-"""What the caller of an exchange lends to it: storage to work in, and what it wants back."""
+"""The resources that the caller of an exchange provides: buffers to work in, and which results it wants back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grace.contract.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What an exchange may use besides x and its state, and whether it is to keep the rest.
+    """Resources for an exchange besides x and its state: buffers, and whether to keep the compression error.
 
     keep_rest: whether what was not sent is wanted, as :attr:`grace.Exchanged.rest`.
     memory, rest: only for methods that take them (:attr:`grace.Method.adds_memory`), and only together, each like x,

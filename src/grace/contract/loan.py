@@ -1,4 +1,6 @@
-"""What an exchange makes of x and of what it is lent: numbers to work on, room for the mean, and the way back."""
+"""Working tensors of an exchange, made of x and of the buffers provided: numbers to work on, room for the mean, and the way
+back.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
 
 
 def succeed(finite: Flag, new: Tensor, old: Tensor, lent: Lent) -> Tensor:
-    """What follows a tensor of the state, of any shape, in storage that stays valid: ``new``, copied and cast, if
+    """The next value of a tensor of the state, of any shape, in storage that stays valid: ``new``, copied and cast, if
     ``finite``, else ``old``.
 
     ``old`` keeps its numbers: another exchange of the bucket may fail, and then it is still the state.

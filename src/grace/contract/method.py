@@ -1,4 +1,4 @@
-"""What a compression method is.
+"""The interface of a compression method.
 
 Two tiers. Most methods are only a :class:`~grace.Compressor`: local and stateless, rows of numbers to rows of a wire and
 back; a communicator (``grace.communicators``) makes a :class:`Method` of it. A few methods have their own conversation over
@@ -79,9 +79,7 @@ class Method(Conversation[S]):
         return {}
 
     def distortion_of(self, x: Tensor, state: S) -> tuple[Method[Any], Tensor, Any]:
-        """What this worker compresses of x, of any shape: by which method, which tensor, from which state. By default x,
-        by this method.
-        """
+        """The method, tensor and state with which this worker compresses x, of any shape. By default x, by this method."""
         return self, x, state
 
     @property
@@ -145,7 +143,7 @@ class Method(Conversation[S]):
 
     @abc.abstractmethod
     def facts(self, like: Tensor) -> Facts:
-        """What the method claims for tensors of this shape (``like`` may be on the meta device)."""
+        """Claims of the method for tensors of this shape (``like`` may be on the meta device)."""
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         """As :meth:`traffic`, of one :meth:`scatter` of rows ``[W, c]`` like this."""
@@ -160,7 +158,7 @@ class Method(Conversation[S]):
         raise CompositionError(f"{self!r} cannot be wrapped by a memory")
 
     def kinds(self, state: S) -> Any:
-        """What happens to each part of a state when the number of workers changes: a tree like the state, of
+        """The role of each part of a state when the number of workers changes: a tree like the state, of
 
         - "debt": owed to the model; its mean over the workers is what counts (:meth:`owed` says it in units of x);
         - "chunk": the same, of the owner of one chunk;
@@ -173,7 +171,7 @@ class Method(Conversation[S]):
         return super().kinds(state)
 
     def owed(self, state: S) -> Tensor | None:
-        """What this worker still owes the others: gradient units, like x, or None. Handed on when methods change."""
+        """The error that this worker still owes the others: gradient units, like x, or None. Handed on when methods change."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a method needs of the optimizer that uses its means. Most need nothing: what they send replaces the gradient."""
+"""Requirements of a method on the optimizer that uses its means. Most need nothing: what they send replaces the gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method, or a layer of one, needs of the optimizer. Those of several layers add up: ``a | b``.
+    """Requirements of a method, or of a layer of one, for the optimizer. Those of several layers add up: ``a | b``.
 
     Args:
         momentum: whether the optimizer may have a momentum of its own.
@@ -35,7 +35,7 @@ class Needs:
         return not self.momentum or not self.averages or self.lr_scale != 1 or self.max_lr < math.inf
 
     def __or__(self, other: Needs) -> Needs:
-        """What both need."""
+        """Combine the needs of both."""
         reasons = dict.fromkeys(why for text in (self.why, other.why) for why in text.split("; ") if why)
         return Needs(
             self.momentum and other.momentum,

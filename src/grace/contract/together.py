@@ -150,7 +150,7 @@ def _one_of_kind(
 
 
 def _cut(asked: _Asked) -> list[_Asked]:
-    """What is asked for all of its parts, as asked for each of them."""
+    """Splits a request for several tensors into one for each of them."""
     i, op, places = asked
     if op.parts is None or len(places) == 1:
         return [asked]

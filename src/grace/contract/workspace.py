@@ -79,7 +79,7 @@ class Workspace:
         self._old.clear()
 
     def find(self, key: Hashable, way: Hashable) -> Any:
-        """What is kept under this key for this way in which its tensors may go; None if nothing is."""
+        """The value kept under this key for this way in which its tensors may go; None if there is none."""
         return self.kept.get(key, {}).get(way)
 
     def keep(self, key: Hashable, way: Hashable, what: Any) -> None:

@@ -17,7 +17,7 @@ WRAPPED = ("method", "compressor")
 
 
 def unwrap(layer: Layer) -> Layer | None:
-    """What this layer wraps; None for the innermost."""
+    """Return the layer that this one wraps; None for the innermost."""
     for name in WRAPPED:
         inner = getattr(layer, name, None)
         if isinstance(inner, Method | Compressor):

@@ -1,4 +1,4 @@
-"""What an accelerator finds in a step; the host reads it when the next one begins."""
+"""Results that an accelerator finds in a step; the host reads them when the next one begins."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class CompressedMeanState(NamedTuple):
 
 
 class HostHandle(Handover):
-    """What :func:`compressed_mean_on_host` returns besides the transformation: ``stats``, ``error``, ``lr``, ``switch``,
-    ``state_dict``, ``load_state_dict``, ``close``. The memories are in it, in this process.
+    """The handle that :func:`compressed_mean_on_host` returns besides the transformation: ``stats``, ``error``, ``lr``,
+    ``switch``, ``state_dict``, ``load_state_dict``, ``close``. The memories are in it, in this process.
 
     ``count``: the exchanges whose means have been handed out.
     """
@@ -98,7 +98,7 @@ class HostHandle(Handover):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, besides optax's state. Each worker saves and loads its own."""
+        """The state that the next step depends on, besides optax's. Each worker saves and loads its own."""
         return OwnState({**super().state_dict(), "count": self.count})
 
     def load_state_dict(self, saved: Any) -> None:

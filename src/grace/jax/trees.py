@@ -35,7 +35,7 @@ def describe(leaf: Any) -> Kind:
 
 
 def describe_gradients(tree: Any) -> dict[str, Kind]:
-    """What :func:`describe` returns for each leaf, by name.
+    """The result of :func:`describe` for each leaf, by name.
 
     Raises:
         InputError: a leaf that is not a gradient: integers, complex numbers, keys or 8-bit floats.
@@ -51,7 +51,7 @@ def describe_gradients(tree: Any) -> dict[str, Kind]:
 
 
 def describe_change(then: Mapping[str, Kind], now: Mapping[str, Kind]) -> str:
-    """What differs between two trees, in words; empty if nothing does."""
+    """The differences between two trees, in words; empty if there are none."""
     changes = [f"{name!r} is missing" for name in then if name not in now]
     changes += [f"{name!r} is new" for name in now if name not in then]
     changes += [

@@ -235,8 +235,8 @@ class KerasHandle(Handover):
         return self._session.run(_average_numbers(numbers, self.world))
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on besides the model's own file: memories, the step, and random generators' states. Each
-        rank saves and loads its own.
+        """The state that the next step depends on besides the model's own file: memories, the step, and random generators'
+        states. Each rank saves and loads its own.
         """
         wait_for_host()
         states = [torch.from_numpy(_read_generator(v)) for v in self._generators()]

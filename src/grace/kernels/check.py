@@ -1,4 +1,4 @@
-"""What a tensor must be before its memory is handed to native code. The messages name the argument and what is legal."""
+"""Checks of a tensor before its memory is handed to native code. The messages name the argument and what is legal."""
 
 from __future__ import annotations
 

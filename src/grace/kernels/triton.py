@@ -1,4 +1,4 @@
-"""What the Triton kernels of all families are made of.
+"""Building blocks of the Triton kernels of all families.
 
 Bits are those of the references: no operation is contracted (``launching.OPTIONS``), quotients are rounded to nearest
 (``div_rn``), and sums of many numbers have the order of ``kernels.statistics``. Wires are read and written byte by byte, since
@@ -16,7 +16,7 @@ import triton.language as tl
 # ---- numbers --------------------------------------------------------------------------------------------------------
 @triton.jit
 def load_tile(at, inside, full):
-    """What lies there, 0 outside. ``full``: all of it is inside. Without a mask a thread reads 16 bytes at a time, which it
+    """Loads a tile, 0 outside. ``full``: all of it is inside. Without a mask a thread reads 16 bytes at a time, which it
     else does only where the compiler knows that n is a multiple of 16.
     """
     if full:
@@ -259,9 +259,18 @@ def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl
     A program: CHUNK numbers of each of ROWS blocks. Integers have one maximum, whatever the order.
     """
     row = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inner = tl.program_id(2).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    block_max_of(x, e, top, row, k, inner, n, block, nb, HAS_MEMORY)
+    group, inner = chunk_of(block, CHUNK)
+    block_max_of(x, e, top, row, group * ROWS + tl.arange(0, ROWS), inner, n, block, nb, HAS_MEMORY)
+
+
+@triton.jit
+def chunk_of(block, CHUNK: tl.constexpr):
+    """(the group of blocks that this program reads, ``[CHUNK]`` which of their numbers). Chunks of a group lie side by side
+    on the first axis of the grid, the only one on which there may be more than 65,535 programs.
+    """
+    chunks = (block + CHUNK - 1) // CHUNK
+    program = tl.program_id(0).to(tl.int64)
+    return program // chunks, program % chunks * CHUNK + tl.arange(0, CHUNK)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What all memories share."""
+"""Base class of the memories."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Memory(Method[Any], Generic[S]):
         return (yield from self._wrap(self.method.scatter, rows, state, peer))
 
     def _wrap(self, verb: Verb, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        """What the memory does around a verb of the method inside, its exchange or its scatter."""
+        """Runs the method's exchange or scatter, the ``verb``, with the work of the memory before and after it."""
         raise NotImplementedError
 
     def init(self, like: Tensor) -> Any:
@@ -105,5 +105,5 @@ class Memory(Method[Any], Generic[S]):
 
 
 def _stand_in(like: Tensor) -> Tensor:
-    """What the method inside is given for it."""
+    """The stand-in for it that the method inside is given."""
     return torch.empty(like.shape, dtype=state_dtype(like), device="meta")

@@ -99,7 +99,7 @@ class EF21(Memory[S], Generic[S]):
         return True
 
     def _target(self, x: Tensor, state: EF21State, peer: Peer) -> Tensor:
-        """What h should become, as a tensor that the caller may overwrite."""
+        """The target of h, as a tensor that the caller may overwrite."""
         return x.to(state.local.dtype)
 
     def exchange(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:

@@ -60,7 +60,7 @@ class FollowingState(NamedTuple):
 @register_memory("residual")
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(Memory[S]):
-    """What was not sent in one step is added to the gradient of the next.
+    """Adds the compression error of one step to the gradient of the next.
 
     Equation 4 of the survey: ``p = beta e + gamma g``; exchange p; ``e = p - (my share of what was applied)``.
 

@@ -160,7 +160,7 @@ def _clip_all_(xs: Sequence[Tensor], limit: float, workspace: Workspace | None) 
 
 
 def _factors(norms: Tensor, limit: float) -> Tensor:
-    """What tensors of these norms, float64 of any shape, are scaled by; 1 for one with an inf or NaN."""
+    """Scales of tensors with these norms, float64 of any shape; 1 for one with an inf or NaN."""
     return torch.where((norms > limit) & (norms < math.inf), limit / norms, 1.0)
 
 

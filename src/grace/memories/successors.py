@@ -93,11 +93,11 @@ class SuccessorBucket:
         return finite
 
     def means(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """What all ranks apply, of the shapes of xs."""
+        """The means that all ranks apply, of the shapes of xs."""
         return [mean.view(x.shape) for mean, x in zip(self.many.xs, xs, strict=True)]
 
     def settle(self, finite: Tensor, states: Sequence[Sequence[Tensor]], *, drops: bool = True) -> list[list[Tensor]]:
-        """What follows the states, of their shapes: see :func:`grace.kernels.many.settle_many`; ``finite [T]``."""
+        """The next states, of the same shapes: see :func:`grace.kernels.many.settle_many`; ``finite [T]``."""
         settle_many(finite.repeat(len(states)), self.flat, drops=drops)
         for part in chain(*states):
             self.lent.give_back(part)

@@ -34,7 +34,7 @@ class Turns:
 
     @property
     def memories(self) -> list[Tensor]:
-        """What is owed for each tensor, like it."""
+        """The error that is owed for each tensor, like it."""
         return self._memories[self._now]
 
     @property
@@ -59,7 +59,7 @@ class Turns:
 def find(
     names: tuple[str, ...], xs: Sequence[Tensor], states: Sequence[Any], workspace: Workspace | None
 ) -> Turns | None:
-    """What was kept for these tensors, of any shapes, if their states are among it."""
+    """The buffers that were kept for these tensors, of any shapes, if their states are among them."""
     turns: Turns | None = None if workspace is None else workspace.kept.get((Turns, names))
     if turns is None or turns.sizes != [x.numel() for x in xs]:
         return None

@@ -70,8 +70,8 @@ class VelocityBucket:
         return replace(bucket, successors=successors)
 
     def accelerate(self, momentum: float, like: Peer, names: Sequence[str]) -> tuple[list[Tensor], Peers]:
-        """What is exchanged in the place of the tensors, of their shapes; and who does that, like this peer: each is lent what
-        is to be added, and room for the rest.
+        """The tensors that are exchanged in the place of the given ones, of their shapes; and their peers, like this one:
+        each has the error that is to be added, and room for the next.
         """
         many, lent, shapes = self.many, self.rooms.memories, [successor.shape[1:] for successor in self.successors]
         accelerate_many(many.like, many, self.rooms, momentum, nesterov=self.nesterov)
@@ -102,7 +102,7 @@ class VelocityBucket:
 
     @property
     def means(self) -> Sequence[Tensor]:
-        """What all ranks apply, ``[1, n]`` each."""
+        """The means that all ranks apply, ``[1, n]`` each."""
         return self.rooms.xs if self.narrow is None else self.narrow.xs
 
 

@@ -99,7 +99,7 @@ class DGC(Compressor):
         return choose_sampled_many(many.like, many, code, sampling, rng.step)
 
     def _sampling(self, sizes: Sequence[int], step: int) -> Sampling:
-        """What is selected in this step from tensors of so many numbers."""
+        """How many numbers this step samples and selects from tensors of so many numbers."""
         ratio, seen = self.ratio_at(step), tuple(self._sample_size(n) for n in sizes)
         sought, most = (tuple(count_kept(ratio, n) for n in counts) for counts in (seen, sizes))
         return Sampling(seen, sought, most, _LOWER, _ROUNDS)

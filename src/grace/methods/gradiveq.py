@@ -154,7 +154,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
     def _learn(
         self, x: Tensor, state: GradiVeQState | None, peer: Peer, out: Exchanged[GradiVeQState | None], fine: bool
     ) -> Exchange[Exchanged[GradiVeQState | None]]:
-        """What follows the state, where the host knows whether the step was ``fine``: the next one's bytes depend on it."""
+        """The next state, where the host knows whether the step was ``fine``: the next one's bytes depend on it."""
         if state is None:
             return out
         if state.turn >= self.collect:

@@ -120,7 +120,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         return Exchanged(mean.view(x.shape), rest, succeed(finite, q.mT, state, peer.lent), finite)
 
     def _start(self, state: Tensor, sides: Sides, peer: Peer) -> Tensor:
-        """What a matrix of these sides is projected with, ``[l, r]``."""
+        """The matrix ``[l, r]`` with which a matrix of these sides is projected."""
         _, l, r = sides
         return state if self.warm_start else peer.shared("powersgd").normal(l * r, state.device).view(l, r)
 

@@ -141,7 +141,7 @@ class Qsparse(Compressor):
         return sum_topk_many(rows, many, self._pairs(many), scale)
 
     def _pairs(self, many: Many) -> Pairs:
-        """What the wires of a bucket's tensors say."""
+        """The pairs in the wires of a bucket's tensors."""
 
         def make() -> Pairs:
             pairs = payloads.pairs_of(many.sizes, partial(count_kept, self.ratio), self.index, "float32")
@@ -151,7 +151,7 @@ class Qsparse(Compressor):
 
     @property
     def _grid(self) -> ScaledCodes:
-        """What is sent for the numbers."""
+        """The codes of the numbers that are sent."""
         s = self.quant
         if s == "sign":
             return ScaledCodes(bits=1, count=2, step=2, unit=1)

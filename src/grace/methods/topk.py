@@ -97,7 +97,7 @@ class TopK(Fused):
         return choose_listed_many(index, fields, finite, many, lists)
 
     def _pairs(self, many: Many) -> Pairs:
-        """What the wires of a bucket's tensors say."""
+        """The pairs in the wires of a bucket's tensors."""
 
         def make() -> Pairs:
             return payloads.pairs_of(many.sizes, partial(count_kept, self.ratio), self.index, self.values)

@@ -35,7 +35,7 @@ COPIES = 1.7  # y.add_(x): what DistributedDataParallel does to put gradients in
 
 
 class Carrier(Protocol):
-    """What moving bytes takes."""
+    """The costs of moving bytes."""
 
     def move(self, kind: str, tally: Tally, world: int) -> Phase:
         """(processor seconds, seconds undisturbed) of these collectives of one kind, in which ``world`` workers take part."""
@@ -82,7 +82,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a worker's step is without communication, and on what.
+    """A worker's step without communication, and its hardware.
 
     Attributes:
         seconds: that it takes on ``cores`` cores.

@@ -1,4 +1,4 @@
-"""What collectives cost on this network, measured: :class:`Probe` asks a transport, :class:`Timings` keeps what it found.
+"""Measured costs of collectives on this network: :class:`Probe` asks a transport, :class:`Timings` keeps what it found.
 
 The training itself has no part in it: each kind of collective is timed alone, on buffers of zeros, by the workers of a job
 and over their transport, whichever that is. Each kind has a latency (a buffer of four bytes), seconds for some sizes, and
@@ -86,7 +86,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Timings:
-    """What collectives cost on one network.
+    """The costs of collectives on one network.
 
     Attributes:
         link: of each worker. world: workers on it. cores: of all machines, which they share.

@@ -1,4 +1,4 @@
-"""What a method's codec takes for each number, and what it moves: exchanges of one tensor of a few sizes, replayed.
+"""The time of a method's codec for each number, and the bytes that it moves: exchanges of one tensor of a few sizes, replayed.
 
 Where a whole model's exchange would cost too much (:mod:`grace.predict.replay`), two sizes tell: between its collectives a
 method computes for about ``a + b n`` seconds, and each of them moves about ``a + b n`` bytes.
@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one of ``world`` workers does with a tensor of n numbers.
+    """The work of one of ``world`` workers for a tensor of n numbers.
 
     codec: seconds a + b n before the first collective, between any two, and after the last, as pairs (a, b). moved: the kind
     of each collective and its bytes a + b n, as (kind, a, b). axes: of a grid, and how many workers there are along each.
@@ -116,9 +116,8 @@ class Rate:
         return timeline
 
     def scale_to(self, method: Method[Any], shapes: Sequence[Sequence[int]], way: Way = TO_ALL) -> float:
-        """What the lines' bytes are multiplied by so that they are those that the method declares for tensors of these
-        shapes, exchanged in this way: methods of matrices move what rows and columns need, not numbers. 1 where bytes depend
-        on the data.
+        """The factor between the lines' bytes and those that the method declares for tensors of these shapes, exchanged in
+        this way: bytes of matrix methods follow rows and columns, not numbers. 1 where bytes depend on the data.
         """
         peer = Peer(0, self.world, axes=Grid(self.axes).place(0) if self.axes else {})
         declared = guessed = 0.0

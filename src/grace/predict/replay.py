@@ -44,7 +44,7 @@ _MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, with
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What one worker of ``world`` does in a step.
+    """One step of one worker of ``world``.
 
     codec: processor time of encoding, decoding and machinery, in ``y.add_(x)`` of all numbers; of each bucket.
     moved: the collectives of each bucket, by kind. sent: bytes that this worker sends.

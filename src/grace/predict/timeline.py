@@ -190,7 +190,7 @@ def _play_two(
 
 
 def share_cores(wants: Sequence[float], cores: float) -> list[float]:
-    """What each gets of the cores: who wants less than an equal share gets that, the others divide the rest."""
+    """Divides the cores: who wants less than an equal share gets that, the others divide the rest."""
     gets, left = [0.0] * len(wants), cores
     order = sorted(range(len(wants)), key=lambda i: wants[i])
     for place, i in enumerate(order):

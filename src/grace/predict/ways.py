@@ -33,10 +33,10 @@ class Way(Protocol):
         """One worker's exchange of a matrix ``x``, donated, under the worker's policy, which has this method for it."""
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
-        """What a method moves for a tensor of this shape; None: that varies."""
+        """Traffic of a method for a tensor of this shape; None: that varies."""
 
     def wire_bits(self, method: Method[Any], shape: Sequence[int], world: int) -> float | None:
-        """What one of ``world`` workers encodes of a tensor of this shape, in bits; None: that varies."""
+        """The payload of one of ``world`` workers for a tensor of this shape, in bits; None: that varies."""
 
     def lost(self, method: Method[Any], x: Tensor, peer: Peer) -> float | None:
         """``|x - C(x)| / |x|`` of a tensor as one worker has it, without a memory; None: x is not finite. See

@@ -88,7 +88,7 @@ class Stream:
         return _key(self.seed, self.method, self.tensor, rank, self.salt)
 
     def native_key(self) -> tuple[ctypes.c_uint32, ctypes.c_uint32, int]:
-        """What native kernels need to draw from this stream: its key, as C numbers, and the step as a 32-bit word."""
+        """The stream for native kernels: its key, as C numbers, and the step as a 32-bit word."""
         rank = _SHARED if self.rank is None else self.rank
         key0, key1 = _native_key(self.seed, self.method, self.tensor, rank, self.salt)
         return key0, key1, self.step & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What a user says of bits or ratios that follow each layer's gradients: :meth:`grace.Policy.adaptive`."""
+"""Settings of bits or ratios that follow each layer's gradients: :meth:`grace.Policy.adaptive`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def build(entry: Recipe, knobs: Knobs) -> Method[Any]:
 
 
 def find_outer() -> dict[str, type]:
-    """What goes around a whole method, by its knob; the first is outermost."""
+    """The wrappers of a whole method, by their knobs; the first is outermost."""
     return {"start": Delayed, **OUTER}
 
 

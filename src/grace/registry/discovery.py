@@ -61,7 +61,7 @@ def from_file() -> Iterator[list[str]]:
 
 
 def load(spec: str, kind: str) -> object:
-    """What ``spec`` names. Modules are looked for in the working directory too.
+    """Imports the object that ``spec`` names. Modules are looked for in the working directory too.
 
     Raises:
         ConfigurationError: a file, module or attribute that does not exist, or a module that fails; names ``kind``. Within

@@ -97,12 +97,15 @@ class Policy:
 
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
         given: Any = rules
-        if isinstance(given, str | Method | Mapping):
-            rules = list(given.items()) if isinstance(given, Mapping) else [("*", given)]
-            pairs = ", ".join(f"({pattern!r}, {as_call(one)})" for pattern, one in rules)
+        if isinstance(given, str | Method | Mapping) or not isinstance(given, Iterable):
+            as_rules = ""
+            if isinstance(given, str | Method | Mapping):
+                meant = given.items() if isinstance(given, Mapping) else [("*", given)]
+                pairs = ", ".join(f"({pattern!r}, {as_call(method)})" for pattern, method in meant)
+                as_rules = f"; as rules it is Policy([{pairs}])"
             raise ConfigurationError(
                 f"Policy: rules={as_call(given)} is no list of rules; for one method, with small tensors uncompressed, write "
-                f'Policy.of("topk"); as rules it is Policy([{pairs}])'
+                f'Policy.of("topk"){as_rules}'
             )
         entries: list[Rule] = []
         for rule in rules:

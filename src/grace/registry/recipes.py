@@ -1,4 +1,4 @@
-"""What is registered: methods with their recipes, memories, communicators, wrappers. Class decorators do it."""
+"""The registry: methods with their recipes, memories, communicators, wrappers. Class decorators fill it."""
 
 from __future__ import annotations
 

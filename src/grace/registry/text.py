@@ -86,7 +86,7 @@ def read_method(text: str) -> Method[Any]:
 
 
 def suggest(compressor: Compressor) -> str:
-    """What to write in place of a bare compressor: its recipe, which brings the memory that it needs."""
+    """The text to write in place of a bare compressor: its recipe, which brings the memory that it needs."""
     *outer, core = layers(compressor)
     entry = recipe_of(type(core))
     if entry is None or entry.communicator is None:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import Exchange
+from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError
 from grace.flags.finite import on_host
+from grace.run.groups import NONE
 
 VARIABLE = "GRACE_PLANS"
 
@@ -63,6 +64,8 @@ class Batches:
         self._goes: dict[Any, bool] = {}  # whether tensors of a kind go as a batch
         self._open: dict[Any, _Batch] = {}
         self._last: tuple[Method[Any], torch.dtype, int, _Batch] | None = None  # whose batch others of this kind join
+        self._flags: Tensor | None = None
+        self._joined = False  # whether the flags are the last of the tensors
 
     def add(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
         """The next tensor, of any shape, with its state under this method, and its name."""
@@ -93,14 +96,34 @@ class Batches:
         self._all.append(_Batch(method, alone))
         return self._all[-1]
 
+    def ride(self, flags: Tensor) -> None:
+        """Flags ``[n]`` uint8 that travel with the tensors that were added so far: each becomes 1 if it is 1 on any rank.
+
+        They join the message of the tensors that are exchanged as they are, if there are several, which are copied into one
+        anyway. Otherwise they have a collective of their own in the first round.
+        """
+        self._flags = flags
+        plain = [batch for batch in self._all if batch.method == NONE and batch.xs[0].device == flags.device]
+        plain = [batch for batch in plain if batch.xs[0].dtype == plain[0].xs[0].dtype]
+        if sum(len(batch.xs) for batch in plain) > 1:
+            self._joined, method = True, plain[0].method
+            x = flags.to(plain[0].xs[0].dtype)
+            self.add(method, x, method.init(x), "")
+
     def exchange(self, layouts: Layouts, workspace: Workspace) -> Exchange[list[Exchanged[Any]]]:
         """The results of all tensors, in their order."""
         results: list[Any] = [None] * self._count
         runs, places = [self._run(batch) for batch in self._all], [batch.places for batch in self._all]
+        flags = self._flags
+        if flags is not None and not self._joined:
+            runs.append(_any(flags))
+            places.append([self._count])
         outs = yield from together(runs, layouts, workspace, places)
-        for batch, results_of in zip(self._all, outs, strict=True):
+        for batch, results_of in zip(self._all, outs, strict=False):
             for place, out in zip(batch.places, results_of, strict=True):
                 results[place] = out
+        if flags is not None and self._joined:
+            flags.copy_(results.pop().mean != 0)
         return results
 
     def _run(self, batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
@@ -112,3 +135,11 @@ class Batches:
 
 def _alone(batch: _Batch, peer: Peer) -> Exchange[list[Exchanged[Any]]]:
     return [(yield from batch.method.exchange(batch.xs[0], batch.states[0], peer))]
+
+
+def _any(flags: Tensor) -> Exchange[list[Exchanged[Any]]]:
+    """Makes each flag 1 that is 1 on any rank; it has no results."""
+    answer = yield AllReduce(flags, "max", donate=True)
+    if answer.data_ptr() != flags.data_ptr():
+        flags.copy_(answer)
+    return []

@@ -48,7 +48,7 @@ def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: b
 
 
 class Captures:
-    """What captured steps leave behind. device: the accelerator that steps run on; None until there was one."""
+    """Graphs and flags of captured steps. device: the accelerator that steps run on; None until there was one."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []  # a graph uses it as long as it lives

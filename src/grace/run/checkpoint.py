@@ -30,7 +30,7 @@ _ABOUT = {"version": int, "memories": str, "workers": int, "step": int, "seed": 
 
 
 class Chooser(NamedTuple):
-    """What chooses the methods of a session, as a checkpoint knows it.
+    """The chooser of a session's methods (``auto`` or an adaptive policy), as a checkpoint knows it.
 
     Attributes:
         save: what to keep of it, beside the methods: entries of what a checkpoint says of itself.
@@ -82,7 +82,7 @@ class Checkpoint:
 
     # ---- saving -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What to save, or the form of what to load. All ranks call it."""
+        """Build what to save, or the form of what to load. All ranks call it."""
         session = self._session
         state = session.worker.state
         about = {
@@ -162,8 +162,8 @@ class Checkpoint:
         self.afresh = tell_afresh(about, session.rank)
 
     def _read_more(self, saved: Any) -> Mapping[str, object]:
-        """What a class derived from this reads beside the rest, without changing anything: what all ranks must have in common
-        of that, each under its name.
+        """Reads the additional data of a derived class, without changing anything, and returns what all ranks must have in
+        common of them, by name.
 
         Raises:
             StateError: it does not fit.
@@ -171,7 +171,7 @@ class Checkpoint:
         return {}
 
     def _read_kind(self, saved: Any) -> None:
-        """What the checkpoint holds, if it can be read: else it is refused later, on all ranks."""
+        """Reads which kind of memories the checkpoint holds. If it cannot be read, it is refused later, on all ranks."""
         with contextlib.suppress(StateError, KeyError, TypeError):
             about = unpack(saved["about"])
             if about["memories"] in MEMORIES and type(about["workers"]) is int and about["workers"] >= 1:
@@ -205,7 +205,7 @@ class Checkpoint:
         return dict(about)
 
     def _debts(self, saved: Mapping[str, Any], policy: Policy | None) -> dict[str, Tensor]:
-        """What this rank is to owe, by parameter; with "all", its share of that, by group."""
+        """The error that this rank is to owe, by parameter; with "all", its share of it, by group."""
         session = self._session
         if self._memories == "mean":
             owed = saved.get("owed")
@@ -253,7 +253,7 @@ def check_choice(about: Mapping[str, Any]) -> None:
 
 
 def name_methods(about: Mapping[str, Any], policy: Policy | None) -> dict[str, object]:
-    """What all ranks must have in common of a checkpoint whose methods are used."""
+    """The methods that all ranks must have in common, where those of a checkpoint are used."""
     return {} if policy is None else {f"method of {name}": text for name, text in about.get("methods", {}).items()}
 
 

@@ -1,4 +1,4 @@
-"""What is owed to gradients from outside their memories: by methods that were left, by steps in which a worker was late."""
+"""Errors owed to gradients from outside their memories: by methods that were replaced, by steps in which a worker was late."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Debts:
             x.add_(self.left[name], alpha=1 / self.instalments.get(name, 1))
 
     def pay(self, name: str) -> None:
-        """What has joined a gradient has gone with it."""
+        """Forgets the error that was added to a gradient, which has been exchanged."""
         others = self.instalments.pop(name, 1) - 1
         if not others:
             self.left.pop(name, None)

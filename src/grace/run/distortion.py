@@ -14,7 +14,7 @@ from grace.run.simulate import simulate
 
 
 def measure_distortion(method: Method[Any], x: Tensor, state: Any, peer: Peer) -> float | None:
-    """What one exchange of ``x``, of any shape, from this state would lose, found by a trial with this worker alone.
+    """The compression error of one exchange of ``x``, of any shape, from this state, found by a trial with this worker alone.
 
     x is what the method compresses: the gradient with the memory added. The trial compresses it once more, on copies:
     neither ``x`` nor the state nor the exchange that follows is changed, and nothing is sent.

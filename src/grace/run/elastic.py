@@ -258,7 +258,7 @@ def _most(flag: bool) -> Exchange[Tensor]:
 
 
 def _spread(worker: Any, source: int, me: int) -> Exchange[bytes]:
-    """What is the same on all workers, from one of those who have it."""
+    """Broadcasts the state that is the same on all workers, from one of those who have it."""
     message = b""
     if me == source:
         state = worker.state

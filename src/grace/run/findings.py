@@ -1,4 +1,6 @@
-"""What steps find that is not finite, and what follows: at once where the host knows, else when the next step begins."""
+"""Non-finite tensors found by steps, and the reaction to them: at once where the host knows, else when the next step
+begins.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ class Findings:
         self.read(owed)
 
     def forget(self) -> None:
-        """What was found counts for nothing."""
+        """Discards the findings so far."""
         self.pending = PendingFlags()
 
     def _count(self, step: int, bad: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What all ranks must have in common."""
+"""Settings that all ranks must have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exchanged as one tensor: each parameter (layer-wise), each bucket, or the whole model.
+"""Groups of parameters that are exchanged as one tensor: each parameter (layer-wise), each bucket, or the whole model.
 
 The groups are fixed at the start, so that states have lasting names, whatever a toolkit does with its buckets.
 """
@@ -121,7 +121,7 @@ def whole_groups(names: Collection[str], group_of: Mapping[str, Group]) -> list[
 
 
 def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Group]) -> dict[str, Tensor]:
-    """What is owed to old groups, ``[n]`` each, for the new ones: memories outlive a change of the groups."""
+    """The errors owed to old groups, ``[n]`` each, for the new ones: memories outlive a change of the groups."""
     parts: dict[str, Tensor] = {}
     for group in old:
         if group.name in owed:

@@ -1,4 +1,4 @@
-"""What Grace exchanges: dense tensors of real numbers, all on one device."""
+"""Inputs of an exchange: dense tensors of real numbers, all on one device."""
 
 from __future__ import annotations
 

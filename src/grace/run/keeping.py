@@ -21,7 +21,7 @@ from grace.transports.base import Transport
 
 
 class Keeping:
-    """What :class:`grace.run.session.Session` saves and loads, and what it undoes. To derive from."""
+    """Saving, loading and undoing of state, as a base class of :class:`grace.run.session.Session`."""
 
     like: dict[str, Tensor]
     groups: Sequence[Group]
@@ -52,7 +52,7 @@ class Keeping:
         self.stats.dropped += self.worker.settle(drops, waits)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
+        """State that the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
 
         :func:`grace.state.flat` makes numpy arrays of it.
         """

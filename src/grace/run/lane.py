@@ -97,6 +97,9 @@ class StreamLane:
     def __init__(self, name: str, streams: Streams):
         self._streams, self._own = streams, streams.make()
         self._thread = ThreadLane(name)
+        # Leaving a stream makes the one before current again: in a thread whose device was never set that is a stream of the
+        # first GPU, on which each process of the machine would open a context, of half a gigabyte.
+        self._thread.submit(streams.adopt)
 
     def submit(self, job: Callable[[], None]) -> None:
         """Queues ``job`` after all that was submitted before."""

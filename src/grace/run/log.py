@@ -1,4 +1,4 @@
-"""What an exchange costs and loses, step by step, for TensorBoard, Weights & Biases, or a function."""
+"""Logging of the costs and errors of an exchange, step by step, for TensorBoard, Weights & Biases, or a function."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Log:
             self._tell({PREFIX + key: value for key, value in values.items()}, step)
 
     def _read(self) -> dict[str, float]:
-        """What the steps since the last reading were like, per step."""
+        """Averages over the steps since the last reading."""
         now = _totals(self._stats)
         since = {key: now[key] - self._last[key] for key in now}
         self._last = now

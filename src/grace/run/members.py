@@ -1,4 +1,4 @@
-"""What becomes of a worker's state when the workers change: one is lost, one joins, or a step takes place without some.
+"""Conversion of a worker's state when the workers change: one is lost, one joins, or a step takes place without some.
 
 A worker owes the model ``e / W``: its memory, divided by the number of workers among which it last exchanged. So a worker that
 goes on among W' scales its memory by ``W' / W``, and one that stays away keeps what it has, in units of its own. The sum of

@@ -21,7 +21,7 @@ _ADAPTIVE = {"betas", "eps", "etas"}  # of optimizers whose steps do not grow wi
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What matters about an optimizer. None: it has no such thing.
+    """The settings of an optimizer that matter here. None: it has no such setting.
 
     momentum: of SGD and its like; Adam's moving averages do not count.
     beta1: of Adam and its like: the weight of the past in the average of gradients.
@@ -51,7 +51,7 @@ def needs_of(policy: Policy, tensors: Mapping[str, Tensor]) -> list[tuple[Method
 
 
 def find_faults(needs: Needs, settings: Settings) -> list[str]:
-    """What does not meet the needs, each as a request with the present value: "momentum 0 (it is 0.9)"."""
+    """The settings that do not meet the needs, each as a request with the present value: "momentum 0 (it is 0.9)"."""
     faults = []
     if not needs.momentum and settings.momentum:
         faults.append(f"momentum 0 (it is {settings.momentum:g})")

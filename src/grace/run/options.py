@@ -1,4 +1,4 @@
-"""What all doors let a user choose about an exchange, beside the method: checked once, and handed on whole."""
+"""Options of an exchange beside the method, common to all integrations: checked once, and handed on whole."""
 
 from __future__ import annotations
 

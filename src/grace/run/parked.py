@@ -1,4 +1,4 @@
-"""What becomes of memories when tensors change their methods often: nothing of what is owed jumps into one gradient.
+"""Memories of tensors that change their methods often: an error that is owed never goes into one gradient at once.
 
 - **Parked**: the state of a method that is left waits, by tensor and method, and goes on when the method comes back. Nothing
   is paid: what is owed is still owed, only later.

@@ -1,4 +1,4 @@
-"""What is exchanged, how, and what it costs: a table of all tensors, from what their methods declare."""
+"""The exchange plan: which tensors are exchanged, how, and at which cost, from what their methods declare."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = ("parameter", "shape", "method", "bytes", "share")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is exchanged as one tensor.
+    """A row of the plan: parameters that are exchanged as one tensor.
 
     name: of the parameter, or of the group of parameters. members: the parameters. shape: of what is exchanged.
     method: as a string. compressed: False if it is sent as it is.
@@ -166,7 +166,7 @@ def plan(
     step: int = 0,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> ExchangePlan:
-    """What rank 0 of ``world`` workers would exchange for these tensors, without a job.
+    """The exchange plan of rank 0 of ``world`` workers for these tensors, without a job.
 
     Args:
         tensors: by name; meta tensors will do.

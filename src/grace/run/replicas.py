@@ -71,7 +71,7 @@ def _dot(words: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a comparison has found.
+    """Result of a comparison between replicas.
 
     step: the first one in which means were seen to differ; None: only the parameters were. ranks: those that differ from most.
     among: how many ranks there are. root: a rank that agrees with most in everything. until: the step that has compared.
@@ -84,7 +84,7 @@ class Difference:
     until: int
 
     def describe(self) -> str:
-        """What has happened, in words."""
+        """The difference, in words."""
         some = f"ranks {list(self.ranks)}" if len(self.ranks) > 1 else f"rank {self.ranks[0]}"
         most = "most others" if 2 * len(self.ranks) < self.among else "the others (which are right cannot be told)"
         if self.step is None:
@@ -101,7 +101,8 @@ class Difference:
 
 
 class Replicas:
-    """What one rank has applied since the last comparison. All ranks have one, and call it alike.
+    """Checks of whether the replicas agree: a record of what one rank has applied since the last comparison. All ranks have
+    one, and call it alike.
 
     Args:
         like: the tensors whose means are applied, by name, in the order of all ranks; only their sizes count.
@@ -222,7 +223,7 @@ class Replicas:
         self.difference = difference
 
     def take_difference(self) -> Difference | None:
-        """What the last comparison has found and is not repaired yet; only once."""
+        """The difference that the last comparison has found and that is not repaired yet; only once."""
         found, self.difference = self.difference, None
         return found
 
@@ -234,7 +235,7 @@ _REMEDY = (
 
 
 def find_difference(rows: Sequence[Sequence[int]], steps: Sequence[int]) -> Difference | None:
-    """What differs between the ranks; None: nothing.
+    """Find what differs between the ranks; None: nothing.
 
     Args:
         rows: of each rank: its digest of each step; whether it knows parameters; their digest.

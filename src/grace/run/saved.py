@@ -63,8 +63,8 @@ def refuse_dcp() -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker goes on from. states: method and state by tensor. owed: left by earlier methods, by tensor. instalments:
-    over how many gradients that is spread, where not over one.
+    """State that a worker goes on from. states: method and state by tensor. owed: left by earlier methods, by tensor.
+    instalments: over how many gradients that is spread, where not over one.
     """
 
     step: int
@@ -92,7 +92,7 @@ class WorkerState:
         }
 
     def debts(self) -> dict[str, Tensor]:
-        """What this worker owes the model, by tensor, in units of the tensor: left by earlier methods, and in memories."""
+        """Residuals owed to the model, by tensor, in units of the tensor: left by earlier methods, and in memories."""
         out = {name: x.clone() for name, x in self.owed.items()}
         for name, (method, state) in self.states.items():
             owed = method.owed(state)
@@ -101,7 +101,9 @@ class WorkerState:
         return out
 
     def shared_parts(self) -> dict[str, tuple[str, list[Any]]]:
-        """What is the same on all workers, by tensor: the text of the method, and the shared parts of its state, in order."""
+        """The parts of the state that are the same on all workers, by tensor: the text of the method, and the shared parts
+        of its state, in order.
+        """
         parts: dict[str, tuple[str, list[Any]]] = {}
         for name, (method, state) in self.states.items():
             if found := list(_pick(state, method.kinds(state), _SHARED)):

@@ -67,7 +67,7 @@ def sum_rows(rows: Tensor) -> Exchange[Tensor]:
 
 
 def traffic_of(tensor: Scattering) -> Traffic | None:
-    """What :func:`scatter_all` moves for one tensor, which may be on the meta device; None if that varies."""
+    """Traffic of :func:`scatter_all` for one tensor, which may be on the meta device; None if that varies."""
     if not tensor.as_it_is:
         return tensor.method.scatter_traffic(tensor.rows, tensor.peer)
     size = 4 * tensor.rows.shape[1]

@@ -1,4 +1,4 @@
-"""What all adapters share: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
+"""Base of all adapters: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
 
 from __future__ import annotations
 
@@ -231,15 +231,18 @@ class Session(Switching, Keeping):
         *,
         scale: float = 1.0,
         lr: float | None = None,
+        flags: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """As :meth:`exchange`, within a :meth:`turn`: tensors that have passed :meth:`check`, all members of ``groups``."""
+        """As :meth:`exchange`, within a :meth:`turn`: tensors that have passed :meth:`check`, all members of ``groups``.
+        ``flags``: see :meth:`grace.run.steps.Steps.step`.
+        """
         if not groups:
             return {}
         worker, stats = self.worker, self.stats
         worker.lr = lr
         aside = worker.aside_seconds
         with stats.time(self._timed):
-            means = self._exchange(groups, tensors, into, scale)
+            means = self._exchange(groups, tensors, into, scale, flags)
         stats.leave_out(worker.aside_seconds - aside)
         return means
 
@@ -272,7 +275,12 @@ class Session(Switching, Keeping):
             return {name: out.mean for name, out in outs.items()}
 
     def _exchange(
-        self, groups: Sequence[Group], given: Mapping[str, Tensor], into: Mapping[str, Tensor], scale: float
+        self,
+        groups: Sequence[Group],
+        given: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        scale: float,
+        flags: Tensor | None,
     ) -> dict[str, Tensor]:
         worker = self.worker
         tensors = {group.name: group.join(given, worker.workspace) for group in groups}
@@ -281,7 +289,7 @@ class Session(Switching, Keeping):
             for x in tensors.values():
                 x.mul_(1.0 / scale)
         try:
-            outs = self._drive(worker.exchange(tensors))
+            outs = self._drive(worker.exchange(tensors, flags))
         finally:
             self.stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
@@ -334,7 +342,7 @@ class Session(Switching, Keeping):
 
     @property
     def network(self) -> Transport:
-        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        """The transport, for measurements of it: all ranks use it alike, between two exchanges; nothing is counted."""
         self._check_open()
         return self._transport
 

@@ -95,7 +95,7 @@ def _lines(axis: str, world: int, grid: Grid | None, op: Collective) -> Sequence
 
 
 def answers(ops: Sequence[Collective], grid: Grid | None = None) -> list[Tensor]:
-    """What each rank receives when the ranks ask for ``ops``, which have one signature.
+    """The tensors that each rank receives when the ranks ask for ``ops``, which have one signature.
 
     Raises:
         ConfigurationError: they go along an axis that there is not.

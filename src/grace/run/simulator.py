@@ -182,8 +182,8 @@ class Simulator:
         self.workers[worker].late(gradients)
 
     def debts(self) -> dict[str, Tensor]:
-        """What all workers together owe the model, by name, in units of the mean: what was computed, less what was applied,
-        and less what lost workers owed.
+        """The error that all workers together owe the model, by name, in units of the mean: the sum of the gradients
+        computed, less the means applied, and less what lost workers owed.
         """
         total: dict[str, Tensor] = {}
         for worker in self.workers:

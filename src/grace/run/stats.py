@@ -1,4 +1,4 @@
-"""What a run has cost so far."""
+"""Cost of a run so far."""
 
 from __future__ import annotations
 

@@ -37,7 +37,12 @@ class Steps:
         self.elastic: Elastic | None = None
 
     def step(
-        self, tensors: Mapping[str, Tensor], *, last: bool = True, into: Mapping[str, Tensor] | None = None
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        into: Mapping[str, Tensor] | None = None,
+        flags: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """One step, or with ``last=False`` a part of one, such as a bucket: this worker's tensors -> the means.
 
@@ -50,6 +55,8 @@ class Steps:
             last: whether this ends the step.
             into: where means are copied to, by name; it may be the tensors themselves. Other means are handed out where they
                 are, and stay valid until the next call.
+            flags: ``[n]`` uint8 on the tensors' device, which travel with the last part, on all ranks or on none: each becomes
+                1 if it is 1 on any rank. Where the rest of a step is skipped they stay.
 
         Raises:
             InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
@@ -59,7 +66,7 @@ class Steps:
         """
         with self.session.turn():
             try:
-                means = self._step(tensors, last, into or {})
+                means = self._step(tensors, last, into or {}, flags)
             except NonFiniteError:  # all ranks raise it, in step
                 self._spoiled = not last
                 self._arrivals.clear()
@@ -68,14 +75,18 @@ class Steps:
             self._end(last)
             return means
 
-    def _step(self, tensors: Mapping[str, Tensor], last: bool, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _step(
+        self, tensors: Mapping[str, Tensor], last: bool, into: Mapping[str, Tensor], flags: Tensor | None
+    ) -> dict[str, Tensor]:
         if self._spoiled:
             self._spoiled = not last
             return {}
         ready = self._arrivals.add(tensors, into)
         if last:
             self._arrivals.check_complete()
-        means = self.session.exchange_groups(ready, *self._arrivals.pop(ready), scale=self.scale, lr=self.lr)
+        means = self.session.exchange_groups(
+            ready, *self._arrivals.pop(ready), scale=self.scale, lr=self.lr, flags=flags
+        )
         if last:
             self._arrivals.clear()
         return means
@@ -89,6 +100,6 @@ class Steps:
                 self.session.count_step()
 
     def forget(self) -> None:
-        """What has come of a step that failed is of no use."""
+        """Discards the arrivals of a step that failed."""
         self._arrivals.clear()
         self._spoiled = False

@@ -13,6 +13,9 @@ from grace.flags.capturing import capturing
 class Streams(Protocol):
     """The streams of one device. Work is submitted to the current one; nothing here makes the host wait."""
 
+    def adopt(self) -> None:
+        """Makes the device the current one of this thread, which begins with the first device whatever its process chose."""
+
     def make(self) -> Any:
         """A new stream."""
 
@@ -26,7 +29,7 @@ class Streams(Protocol):
         """An event that has happened when all that was submitted to the stream so far is done."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What is submitted to the stream from now on begins when the event has happened."""
+        """Lets work that is submitted to the stream from now on begin when the event has happened."""
 
     def capturing(self) -> bool:
         """True if what this thread submits is captured into a graph, not done."""
@@ -37,6 +40,9 @@ class CudaStreams:
 
     def __init__(self, device: torch.device):
         self._device = device
+
+    def adopt(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def make(self) -> Any:
         return torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ _SWITCH = (
 
 
 class Switching(abc.ABC):
-    """What :class:`grace.run.session.Session` knows of methods. To derive from."""
+    """Use and change of methods, as a base class of :class:`grace.run.session.Session`."""
 
     like: dict[str, Tensor]
     groups: Sequence[Group]
@@ -57,7 +57,7 @@ class Switching(abc.ABC):
         return self.worker.policy
 
     def plan(self) -> ExchangePlan:
-        """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
+        """The exchange plan of this worker for the coming step, if no other method is switched to."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
@@ -135,7 +135,7 @@ class Switching(abc.ABC):
             )
 
     def change_knobs(self, **knobs: object) -> None:
-        """What an adapter does otherwise from the next step on. All ranks call it.
+        """Changes settings of an adapter from the next step on. All ranks call it.
 
         Raises:
             FingerprintMismatch: the ranks change to different values. They go on as before then.

@@ -1,4 +1,5 @@
-"""What is exchanged and not applied owes nothing: a worker keeps what its tensors had before, until means have been applied.
+"""Exchanges that are not applied yet: a worker keeps the states that its tensors had before, until the means have been
+applied.
 
 A state and its successor are two tensors anyway; here the first one stays until it is known what became of the means:
 

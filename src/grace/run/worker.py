@@ -96,9 +96,12 @@ class Worker:
         self._ask: Callable[[], object] = lambda: None
         self.unsure = False  # whether means count as applied of which nobody can tell
 
-    def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
+    def exchange(
+        self, tensors: Mapping[str, Tensor], flags: Tensor | None = None
+    ) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
-        means, of the same shapes, may live in the worker's workspace, so copy them before the next exchange.
+        means, of the same shapes, may live in the worker's workspace, so copy them before the next exchange. With them travel
+        ``flags``, ``[n]`` uint8, each of which becomes 1 if it is 1 on any worker.
 
         Raises:
             NonFiniteError: under ``nonfinite="error"``.
@@ -107,6 +110,8 @@ class Worker:
         batches = Batches(self.plans, self.peer(""))
         for one in self._begin(tensors):
             batches.add(*one)
+        if flags is not None:
+            batches.ride(flags)
         return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
 
     def scatter(self, rows: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
@@ -237,7 +242,7 @@ class Worker:
             self._owed.add(name, method.owed(state))
 
     def _take_over(self, name: str, method: Method[Any], state: Any) -> None:
-        """What other methods have parked goes into this one's memory; where it has none, into the next gradients."""
+        """Moves the suspended errors of other methods into this one's memory; where it has none, into the next gradients."""
         self._unapplied.apply(name)
         for other, left in self._parked.take_all(name):
             debt = other.owed(left)
@@ -308,8 +313,8 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
-        stays, and what others have parked is owed in instalments.
+        """The state that the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last
+        :meth:`use` that stays, and the suspended errors of other methods are owed in instalments.
         """
         self._ask()
         self._wait_for_pending()
@@ -437,7 +442,7 @@ class Worker:
         self.workspace.release([*kept, *self._unapplied.tensors()])
 
     def commit(self) -> None:
-        """What was exchanged counts."""
+        """Make what was exchanged count."""
         self._before, self.workspace.holds = None, self.undoes
         self.workspace.reset()
         if self.undoes:
@@ -474,7 +479,7 @@ class Worker:
             self._owed.add(name, x, torch.promote_types(x.dtype, torch.float32))
 
     def debts(self) -> dict[str, Tensor]:
-        """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
+        """Residuals owed to the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
         return {name: x / self.world for name, x in self.state.debts().items()}
 
     def add_debts(self, owed: Mapping[str, Tensor]) -> None:

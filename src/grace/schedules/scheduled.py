@@ -96,7 +96,7 @@ class Scheduled(Method[Any]):
 
     @property
     def needs(self) -> Needs:
-        """What every value needs."""
+        """Requirements of all values together."""
         return functools.reduce(operator.or_, (variant.needs for variant in self._variants()), NOTHING)
 
     @property
@@ -124,7 +124,7 @@ class Scheduled(Method[Any]):
         return (yield from self.at(peer.step, peer.steps_per_epoch).scatter(rows, state, peer))
 
     def facts(self, like: Tensor) -> Facts:
-        """What holds at every value, for tensors like this one."""
+        """Facts that hold at every value, for tensors like this one."""
         every = [variant.facts(like) for variant in self._variants()]
         return Facts(
             unbiased=all(one.unbiased for one in every),
@@ -156,7 +156,7 @@ def _worst(choose: Callable[[list[float]], float], bounds: list[float | None]) -
 
 
 def _shape(state: Any) -> Any:
-    """What must not change in a state: its structure, and the shapes and types of its tensors."""
+    """The properties of a state that must not change: its structure, and the shapes and types of its tensors."""
     if isinstance(state, Tensor):
         return (tuple(state.shape), state.dtype)
     return tuple(_shape(part) for part in state) if isinstance(state, tuple) else type(state)

@@ -148,7 +148,7 @@ class Gradients(BaseHandle):
         return self._handover.chooses
 
     def explain(self) -> Explanation | Adapted:
-        """What ``auto`` has chosen so far and why; see :meth:`grace.adapters.choosing.Choosing.explain`."""
+        """The choices of ``auto`` so far and their reasons; see :meth:`grace.adapters.choosing.Choosing.explain`."""
         return self._handover.explain()
 
     def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
@@ -158,7 +158,7 @@ class Gradients(BaseHandle):
         self._handover.switch(method)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on. Each rank saves and loads its own."""
+        """The state that the next step depends on. Each rank saves and loads its own."""
         return self._handover.state_dict()
 
     def load_state_dict(self, saved: Any) -> None:

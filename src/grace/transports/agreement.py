@@ -1,4 +1,4 @@
-"""What ranks compare before they go on: configurations at the start, and states when they load."""
+"""Comparisons between ranks before they go on: configurations at the start, and states when they load."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compare_loads(transport: Transport, problem: str | None, common: Mapping[str
 
 
 def describe_differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:
-    """What differs between the ranks' fingerprints, in words; empty if nothing does."""
+    """The differences between the ranks' fingerprints, in words; empty if there are none."""
     differences = []
     for key in dict.fromkeys(key for one in prints.values() for key in one):
         values: dict[str, list[int]] = {}

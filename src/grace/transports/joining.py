@@ -30,7 +30,7 @@ _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/net"
 
 
 def find_place() -> list[str]:
-    """What two ranks of one machine have in common: boot id, network namespace, user.
+    """The identity of a machine, equal for its ranks: boot id, network namespace, user.
 
     Raises:
         OSError: the system does not tell.
@@ -149,7 +149,7 @@ def _hand_out(listener: socket.socket, world: int, slot: int, nonce: bytes) -> l
 
 
 def _receive(rank: int, nonce: bytes) -> list[int]:
-    """What the first rank hands out."""
+    """Receives what the first rank hands out."""
     process = os.pidfd_open(os.getpid())
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:

@@ -1,4 +1,4 @@
-"""What launchers say about this process in its environment: torchrun, Slurm, and those of MPI."""
+"""Reads what launchers say about this process in its environment: torchrun, Slurm, and those of MPI."""
 
 from __future__ import annotations
 

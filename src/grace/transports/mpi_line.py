@@ -67,7 +67,7 @@ class Line:
 
     # ---- requests ---------------------------------------------------------------------------------------------------
     def start(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What a call of MPI returns: a request. No other thread is in MPI meanwhile."""
+        """Starts a call of MPI and returns its request. No other thread is in MPI meanwhile."""
         with _turn:
             return call(*arguments)
 
@@ -107,7 +107,7 @@ class Line:
             pace.pause()
 
     def _receive(self, comm: Any, tag: int) -> list[tuple[int, Any]]:
-        """What has come with this tag, and from whom."""
+        """Receives what has come with this tag, and from whom."""
         status, came = self.mpi.Status(), []
         while comm.Iprobe(tag=tag, status=status):
             source = status.Get_source()

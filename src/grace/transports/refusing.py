@@ -1,4 +1,4 @@
-"""What a transport refuses before anything is sent: a collective that fails on one rank only leaves the others in it."""
+"""Checks of a collective before anything is sent: a collective that fails on one rank only leaves the others in it."""
 
 from __future__ import annotations
 

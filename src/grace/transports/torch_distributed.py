@@ -44,6 +44,7 @@ from grace.collectives import (
     ReduceScatter,
     signature,
 )
+from grace.environment import warn_one_queue
 from grace.errors import TransportError
 from grace.transports.refusing import DEVICES, refuse_unfit
 from grace.transports.store import all_gather_over_store
@@ -329,6 +330,8 @@ def _make_group(group: Any, ranks: Sequence[int], which: str) -> Any:
     """
     everyone = len(ranks) == dist.get_world_size()
     backend, timeout = dist.get_backend(group), _get_timeout(group)
+    if backend == "nccl":
+        warn_one_queue()
     with contextlib.nullcontext() if everyone else _named(f"grace_{'-'.join(map(str, ranks))}_{which}"):
         return dist.new_group(
             list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"

@@ -1,4 +1,4 @@
-"""What a report tells besides its verdicts: bias as a p-value, bytes, and time.
+"""Measurements in a report besides its verdicts: bias as a p-value, bytes, and time.
 
 Letters: R draws of n numbers; D directions.
 """
@@ -101,7 +101,7 @@ def _seconds(prepare: Callable[[], Tensor], work: Callable[[Tensor], object], le
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """The report's entry about it."""
     if one.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
     found = speed(one.core, profile.numbers)

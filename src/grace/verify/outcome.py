@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Verdict = Literal["holds", "broken", "not promised", "told"]
@@ -15,6 +15,7 @@ class Profile:
     draws: of random methods. worlds: numbers of workers. every: each edge input with and without a memory, not in turn, and
     every communicator around the compressor, not only the one that compresses several rows at once.
     ugly: more inputs for most laws. trials: of corruption. numbers: of the speed test.
+    composed: for the compressor over other communicators; None: this one, with its most workers.
     """
 
     name: str
@@ -24,10 +25,19 @@ class Profile:
     ugly: bool
     trials: int
     numbers: int
+    composed: Profile | None = None
+
+    @property
+    def beside(self) -> Profile:
+        """For the compressor over other communicators. The laws are the same; they only have fewer inputs."""
+        return self.composed or replace(self, worlds=self.worlds[-1:])
 
 
 QUICK = Profile("quick", draws=20, worlds=(2,), every=False, ugly=False, trials=12, numbers=1 << 14)
-NORMAL = Profile("normal", draws=80, worlds=(1, 2, 5), every=True, ugly=False, trials=32, numbers=1 << 20)
+_FEW = replace(QUICK, worlds=(3,))  # several rows are compressed together, and three do not divide evenly
+NORMAL = Profile(
+    "normal", draws=80, worlds=(1, 2, 5), every=True, ugly=False, trials=32, numbers=1 << 20, composed=_FEW
+)
 THOROUGH = Profile("thorough", draws=1000, worlds=(1, 2, 3, 5, 8), every=True, ugly=True, trials=400, numbers=1 << 22)
 
 
@@ -48,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a check that did not fail returns."""
+    """The result of a check that did not fail."""
 
     measured: str = ""
     declared: str = ""
@@ -58,5 +68,5 @@ class Held:
 
 
 def no_promise(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Held:
-    """What a check returns if the method does not promise what it checks."""
+    """The result of a check of something that the method does not promise."""
     return Held(measured, declared, "not promised", why, numbers)

@@ -43,7 +43,7 @@ class Shares(NamedTuple):
 
 
 def facts(method: object, like: Tensor, workers: int = WORKERS) -> Facts:
-    """What a method claims about tensors like this one, with the memory that it needs, which is counted: see
+    """The facts of a method about tensors like this one, with the memory that it needs, which is counted: see
     :func:`measure_peak`. Of ``like`` only the shape matters; normal numbers are exchanged.
 
     Args:
@@ -73,7 +73,7 @@ def facts(method: object, like: Tensor, workers: int = WORKERS) -> Facts:
 
 @functools.cache
 def peak_of(method: Method[Any]) -> Shares | None:
-    """What a method needs for a matrix of 256 x 256 and four workers; None if so many cannot lie as it wants them to."""
+    """The memory that a method needs for a matrix of 256 x 256 and four workers; None if it cannot arrange so many workers."""
     try:
         method.axes(WORKERS)
     except ConfigurationError:
@@ -107,8 +107,8 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def measure_peak(method: Method[Any], xs: Sequence[Tensor]) -> Peak:
-    """What the second step of worker 0 needs, with plain torch kernels, as on a GPU without others. What is allocated inside
-    of torch's operations does not count; what the network brings does.
+    """The memory that the second step of worker 0 needs, with plain torch kernels, as on a GPU without others. Memory that
+    torch's operations allocate inside does not count; received buffers do.
 
     Args:
         method: of the tensor.

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What computes a rank: a backend of the kernels, and a number of threads."""
+    """The hardware of a rank: a backend of the kernels, and a number of threads."""
 
     backend: str
     threads: int

@@ -110,7 +110,7 @@ class Report:
 def verify(
     method: object, profile: Profile = NORMAL, on_law: Callable[[int, int, str], None] = lambda done, all_, law: None
 ) -> Report:
-    """Runs every law on a method, and on the same compressor over every other communicator that takes it.
+    """Runs every law on a method, and on the same compressor over other communicators that take it.
 
     Args:
         method: a method, the string that makes it, a compressor, a class of either that needs no arguments, or a
@@ -129,7 +129,7 @@ def verify(
     if not __debug__:
         raise ConfigurationError("the laws are assertions, which python -O removes; run python without it")
     examined = subject(method)
-    others = compose(examined, profile)
+    others = compose(examined, profile.beside)
     start = time.perf_counter()
     findings = []
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
@@ -153,11 +153,10 @@ def _look(name: str, check: Check, one: Subject, others: Mapping[str, Subject], 
     finding = _finding(name, check, one, profile)
     if name in OF_A_COMPRESSOR:
         return finding
-    least = replace(profile, worlds=profile.worlds[-1:], every=False)
     for title, other in others.items():
         if finding.verdict == "broken":
             break
-        if (beside := _finding(name, check, other, least)).verdict == "broken":
+        if (beside := _finding(name, check, other, profile.beside)).verdict == "broken":
             finding = replace(beside, detail=f"over {title}: {beside.detail}")
     return finding
 
@@ -178,7 +177,7 @@ def _where(error: BaseException) -> str:
 
 
 def _declare(name: str, one: Subject) -> str:
-    """What a broken law promised, in words."""
+    """The promise that a broken law contradicts, in words."""
     facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     if name == "error bound":
         return spell_claims(facts)

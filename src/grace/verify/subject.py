@@ -1,4 +1,4 @@
-"""What is verified: a method, and what the laws need to know about it."""
+"""The subject of a verification: a method, and what the laws need to know about it."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Subject:
 
 def compose(subject: Subject, profile: Profile) -> dict[str, Subject]:
     """The same compressor over other communicators that take it, alone and under error feedback where that is legal: it keeps
-    its promises wherever a user puts it. Quick: over ScatterReduce, where as many rows are compressed together as there are
-    workers. Empty for a method that has its own exchange.
+    its promises wherever a user puts it. Unless ``every``: over ScatterReduce only, where W workers compress W rows together,
+    and what was summed once more. Empty for a method that has its own exchange.
     """
     compressor = subject.compressor
     if compressor is None or not isinstance(subject.core, Communicator):

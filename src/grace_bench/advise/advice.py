@@ -25,7 +25,7 @@ _LIKE = torch.empty(1000, 1000, device="meta")  # what says how many bytes a met
 
 
 class OptimizerNeeds(msgspec.Struct, frozen=True):
-    """What a method needs of the optimizer: in few words, empty where nothing; and why."""
+    """A method's requirements for the optimizer: in few words, empty where there are none; and why."""
 
     optimizer: str
     why: str

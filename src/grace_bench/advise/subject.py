@@ -1,4 +1,4 @@
-"""What advice is asked for: the shapes of a model, its buckets, and a step without communication."""
+"""The subject of advice: the shapes of a model, its buckets, and a step without communication."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def of_task(name: str, batch: int | None = None) -> AdvisedModel:
 
 
 def of_model(target: str) -> AdvisedModel:
-    """What ``module:function`` returns: a model, or (model, batch, loss), where ``loss(model, batch)`` is a scalar.
+    """The model that ``module:function`` returns: a model, or (model, batch, loss), where ``loss(model, batch)`` is a scalar.
 
     Raises:
         ConfigurationError: it cannot be loaded, or returns something else.

@@ -117,14 +117,14 @@ class Bench:
         return [(case, summarize(case.operation, timing)) for case, timing in timings if timing is not None]
 
     def place(self, name: str | None, size: int, count: int) -> Row:
-        """What a row says about where it was measured."""
+        """The part of a row that says where it was measured."""
         return {
             "operation": None, "method": name, "size": size, "threads": count, "kernels": self.kernels,
             "cold": size >= COLD, "payloads": None,
         }  # fmt: skip
 
     def more(self) -> dict[str, Any]:
-        """What the document has beyond what was timed."""
+        """Parts of the document besides the timings."""
         return {}
 
     # ---- one job ----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Bench:
         return None
 
     def _of_device(self, case: Case, compressor: Compressor | None, buffers: Buffers, payloads: int) -> Row:
-        """What is of interest on a GPU: launches, how long it is busy, and shares of a copy's bandwidth."""
+        """Numbers of interest on a GPU: launches, how long it is busy, and shares of a copy's bandwidth."""
         if buffers.n not in self._copies:
             self._copies[buffers.n] = busy_seconds(buffers.yardsticks()[0], self.clock.clear)
         with Refusals():

@@ -49,7 +49,7 @@ class Buffers:
         return Case(ADD, lambda: self.out.add_(self.x))
 
     def yardsticks(self) -> list[Case]:
-        """What is measured beside it: a copy, on the CPU by the C library, and a sum, which only reads."""
+        """Measured for comparison: a copy, on the CPU by the C library, and a sum, which only reads."""
         if not self.x.is_cpu:
             return [Case("memcpy", lambda: self.out.copy_(self.x)), Case("sum", lambda: self.x.sum())]
         to, size = self.out.data_ptr(), 4 * self.n

@@ -1,4 +1,4 @@
-"""What is timed of a method."""
+"""The timed cases of a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: which methods, at which sizes, with how many threads, how often."""
+"""The plan of a measurement: which methods, at which sizes, with how many threads, how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class CodecPlan:
-    """What is measured.
+    """The plan of a measurement.
 
     Args:
         methods: in their canonical form, each once.
@@ -54,7 +54,7 @@ class CodecPlan:
         check_knobs(self)
 
     def jobs(self, size: int, threads: int) -> list[tuple[str, float]]:
-        """What is measured at this size, with so many threads, in this order, and about how many seconds each takes."""
+        """The jobs at this size, with so many threads, in this order, and about how many seconds each takes."""
         often, millions = self.samples / 9, size / 1e6
         each = often * min(0.15 + 1.3 * millions, 6 * self.budget)
         return [(YARDSTICKS, often * (0.1 + 0.03 * millions)), *((name, each) for name in self.methods)]

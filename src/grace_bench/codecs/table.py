@@ -94,7 +94,7 @@ def number(value: float) -> str:
 
 
 def omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
-    """What is not in the tables, by reason."""
+    """Lists the methods that are not in the tables, by reason."""
     groups: dict[str, set[str]] = {}
     for one in document["left_out"]:
         slow = "more than the limit" in one["why"]

@@ -1,4 +1,4 @@
-"""What the network interface of this worker has counted."""
+"""Counters of the network interface of this worker."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class ShapedNetwork:
             raise LinkError(f"the link {self.link} cannot be made: {tool} says: {said}. {_REMEDY}")
 
     def _try(self, pid: int, tool: str, lines: Sequence[str]) -> str:
-        """What the tool says if it fails; else nothing."""
+        """Runs the tool; returns its message if it fails, else an empty text."""
         done = subprocess.run(
             [*self._into(pid), tool, "-batch", "-"], input="\n".join(lines), text=True, capture_output=True,
             timeout=_SECONDS, env=environment(), check=False,

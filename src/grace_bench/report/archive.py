@@ -43,7 +43,7 @@ STEPS = "grace survey steps {directory} --out steps.json, and then grace survey 
 
 
 def archive_document(rows: Iterable[SurveyRow], name: str, steps: StepTable | None = None) -> dict[str, Any]:
-    """What the page draws of an archive: as :func:`grace_bench.report.contents.page_document`, for its rows.
+    """The document that the page draws for an archive: as :func:`grace_bench.report.contents.page_document`, for its rows.
 
     Args:
         rows: of the archive. Trials of a learning rate are left out.
@@ -152,7 +152,7 @@ def _result(
 
 
 def _task(row: SurveyRow) -> str:
-    """What is a task of its own on the page."""
+    """The name of a row's task on the page, with its protocol and, where unusual, its source and device."""
     own = [
         row.protocol,
         *([] if row.source == "embedded" else [row.source]),

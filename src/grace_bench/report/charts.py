@@ -260,8 +260,8 @@ def of_task(task: Mapping[str, Any]) -> dict[str, list[Spec]]:
 
 
 def of_comparison(task: Mapping[str, Any], links: Sequence[str]) -> dict[str, Spec]:
-    """What quality costs, by title: in seconds over each of these links, in bytes, and, without links, in epochs and in
-    seconds here. ``curve`` of a row holds the seconds under the link's name.
+    """Charts of the cost of quality, by title: in seconds over each of these links, in bytes, and, without links, in epochs
+    and in seconds here. ``curve`` of a row holds the seconds under the link's name.
     """
     over = {f"over {link}": curves(task, link, "seconds of training, predicted") for link in links}
     sent = {"per byte sent": curves(task, "sent", "bytes sent by each worker, so far", text=BYTES)}

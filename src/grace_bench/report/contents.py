@@ -1,4 +1,4 @@
-"""What a report holds: the figures that have data, and everything that the page draws, as one document."""
+"""The contents of a report: the figures that have data, and everything that the page draws, as one document."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _describe(run: Result) -> str:
 
 
 def _line(group: Experiment) -> str | None:
-    """What the line through this group's step is called, if it has one: others are compared with it."""
+    """The label of the line through this group's step, if it has one: others are compared with it."""
     names = {NO_COMMUNICATION: "no communication", "ddp-bf16": "bf16"}
     return "fp32" if group.fp32 else names.get(group.first.method)
 

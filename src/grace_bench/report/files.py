@@ -153,7 +153,7 @@ def _panels(name: str, plots: Sequence[Spec], rows: Sequence[Row]) -> list[Panel
 
 
 def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
-    """What the reader must know."""
+    """Notes that the reader must know."""
     workers, seeds = {row["workers"] for row in rows}, {row["seeds"] for row in rows}
     numbers, rounds = {row["seed"] for row in rows if "seed" in row}, {row.get("rounds", 1) for row in rows}
     runs = f"medians and ranges over {' or '.join(map(str, sorted(seeds)))} seeds"

@@ -1,4 +1,4 @@
-"""What figures are made of: layers, axes, and the look of lines and marks, as parts of Vega-Lite documents."""
+"""Parts of figures: layers, axes, and the look of lines and marks, for Vega-Lite documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep's results say of other networks, seeds together and ranked: ``grace bench predict``, as a document."""
+"""Predictions for other networks from a sweep's results, seeds together and ranked: ``grace bench predict``, as a document."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRuns:
-    """What a directory holds."""
+    """The results in a directory."""
 
     runs: list[Run] = field(default_factory=list)
     codecs: list[dict[str, Any]] = field(default_factory=list)

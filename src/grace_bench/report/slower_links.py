@@ -1,4 +1,4 @@
-"""What a training that was measured on one machine would take over a network: the end of ``grace compare``."""
+"""The time over a network of a training that was measured on one machine: the end of ``grace compare``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _quality(group: Experiment) -> str:
 
 
 def _unmeasured(groups: Sequence[Experiment]) -> str:
-    """What to say first where no run measured a quality; empty where one did."""
+    """A remark to print first where no run measured a quality; empty where one did."""
     if any(group.measured for group in groups):
         return ""
     runs = sum(len(group.runs) for group in groups)
@@ -153,7 +153,7 @@ def links(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def predictions(found: Predictions) -> RenderableType:
-    """What the link model predicts: a table for each network, and which method wins there."""
+    """Tables of the link model's predictions: one for each network, and which method wins there."""
     parts: list[RenderableType] = []
     for one in found.tables:
         task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"

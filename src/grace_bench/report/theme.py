@@ -70,7 +70,7 @@ MARKERS = (
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What marks a method in every figure: indices into ``COLORS`` (-1: ink, -2: the quiet tone of the limit), ``DASHES``
+    """The look of a method in every figure: indices into ``COLORS`` (-1: ink, -2: the quiet tone of the limit), ``DASHES``
     and ``MARKERS``.
     """
 

@@ -1,4 +1,4 @@
-"""What a user would otherwise pick, beside every method: no communication (the limit), and what torch itself offers.
+"""Baselines, which a user would otherwise pick: no communication (the limit), and what torch itself offers.
 
 The hooks are torch's own, each behind a function of another name: torch refuses its bf16 hook by name on the CPU. PowerSGD
 gets one bucket: with several, its callbacks start all-reduces in different orders on different ranks, and gloo aborts.
@@ -31,7 +31,7 @@ _POWERSGD_FROM = 2  # the first step in which torch's hook may compress: it need
 
 @dataclass(slots=True)
 class Counters:
-    """What one worker has moved and spent so far; None: this kind of run cannot tell."""
+    """Counters of one worker so far; None: this kind of run cannot tell."""
 
     rounds: int = 0
     sent: int = 0
@@ -43,7 +43,7 @@ class Counters:
     collectives: dict[str, Tally] = field(default_factory=dict)
 
     def __sub__(self, before: Counters) -> Counters:
-        """What was added since then."""
+        """The difference since then."""
         kinds = {kind: tally - before.collectives.get(kind, Tally()) for kind, tally in self.collectives.items()}
         names = [one.name for one in fields(self) if one.name != "collectives"]
         pairs = {name: (getattr(self, name), getattr(before, name)) for name in names}
@@ -52,7 +52,7 @@ class Counters:
 
 
 def counters_of(stats: Stats) -> Counters:
-    """What an exchange has counted so far."""
+    """The counters of an exchange so far."""
     kinds = {kind: tally - Tally() for kind, tally in list(stats.collectives.items())}
     return Counters(
         stats.traffic.rounds, stats.traffic.sent, stats.traffic.received, stats.codec_seconds, stats.cpu_seconds,
@@ -71,7 +71,7 @@ class NoExchange:
         self.model = model
 
     def count(self) -> Counters:
-        """What was moved and spent so far."""
+        """The counters so far."""
         return Counters(codec=0.0, codec_cpu=0.0, exchange=0.0)
 
     def bucket_bytes(self) -> list[int]:
@@ -82,7 +82,7 @@ class NoExchange:
         """A step has ended."""
 
     def explain(self) -> dict[str, Any] | None:
-        """What ``auto`` has chosen and why; None: the method was given."""
+        """The choices of ``auto`` and their reasons; None: the method was given."""
         return None
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class TorchDDP(NoExchange):
 
 
 def _read_log(model: nn.Module) -> dict[str, Any]:
-    """What DistributedDataParallel logs about itself."""
+    """The entries that DistributedDataParallel logs about itself."""
     assert isinstance(model, DistributedDataParallel)
     data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return data

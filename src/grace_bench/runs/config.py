@@ -1,4 +1,4 @@
-"""What a training run is, as plain data: what the command line asks for and every worker reads."""
+"""The configuration of a training run, as plain data: the command line makes it and every worker reads it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RunConfig:
 
     @property
     def kind(self) -> Literal["method", "baseline"]:
-        """What ``method`` names."""
+        """The kind of ``method``."""
         return "baseline" if self.method in BASELINES else "method"
 
     @property

@@ -1,4 +1,4 @@
-"""What the link model predicts from a measured run for other networks and numbers of workers."""
+"""Predictions of the link model from a measured run for other networks and numbers of workers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step does. Seconds of processor time, unless it says otherwise.
+    """The work of a step. Seconds of processor time, unless it says otherwise.
 
     Attributes:
         compute: forward, backward and optimizer. threads: that it uses.
@@ -113,7 +113,7 @@ def _describe(timings: Timings, kind: str, tally: Tally, shares: Sequence[float]
 def work_of(
     timings: Timings, config: RunConfig, model: nn.Module, measured: Measurements, tallies: Mapping[str, Tally]
 ) -> Work:
-    """What a measured run does in a step; ``tallies``: of a step."""
+    """The work of a measured run in a step; ``tallies``: of a step."""
     steps = len(measured.seconds)
     compute, buckets = measured.compute, measured.buckets
     copied = timings.copying * sum(buckets)

@@ -1,4 +1,4 @@
-"""What is measured around a run: its steady state, its memory, and its model without communication."""
+"""Measurements around a run: its steady state, its memory, and its model without communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep is: tasks x methods x workers x links x seeds, in rounds, and whether this machine can run it."""
+"""The plan of a sweep: tasks x methods x workers x links x seeds, in rounds, and whether this machine can run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grace_bench.tasks import TASKS, find_task
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What a sweep is.
+    """The plan of a sweep.
 
     Attributes:
         tasks, methods, workers, links, seeds, toolkits: every combination is a run. baselines: run beside the methods,
@@ -114,7 +114,7 @@ def check_memory(configs: Sequence[RunConfig], available: int | None = None) -> 
 
 
 def _worker_bytes(name: str, batch: int | None, workers: int) -> int:
-    """What a worker needs; 0 where that is not known."""
+    """The memory that a worker needs; 0 where that is not known."""
     task = find_task(name)
     task.workers = workers
     task.batch = batch or task.batch

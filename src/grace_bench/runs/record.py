@@ -44,7 +44,7 @@ def find_environment(threads: int, placement: Placement = ON_CPU) -> results.Env
 
 
 def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
-    """What a document says about a run before it has run."""
+    """The part of a document that is known before the run."""
     link, kind, auto = config.network, config.kind, wanted(config.method)
     return {
         "created": machine.now(),

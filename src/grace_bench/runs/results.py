@@ -57,7 +57,7 @@ class Data(Struct, frozen=True):
 
 
 class Optimizer(Struct, frozen=True):
-    """What trained. ``why``: the reason for which it is not the task's own; null where it is."""
+    """The optimizer that trained. ``why``: the reason for which it is not the task's own; null where it is."""
 
     name: str = ""
     peak_lr: float | None = None
@@ -67,7 +67,7 @@ class Optimizer(Struct, frozen=True):
 
 
 class ModelSize(Struct, frozen=True):
-    """What was trained, and how much of it a method compressed."""
+    """The size of the trained model, and how much of it a method compressed."""
 
     parameters: Count
     tensors: Count
@@ -85,7 +85,7 @@ class Target(Struct, frozen=True):
 
 
 class StepTraffic(Struct, frozen=True):
-    """What the collectives of a worker moved in a step of the steady state."""
+    """Traffic of a worker's collectives in a step of the steady state."""
 
     rounds_per_step: float
     sent_bytes_per_step: float
@@ -95,7 +95,7 @@ class StepTraffic(Struct, frozen=True):
 
 
 class Nic(Struct, frozen=True):
-    """What the worker's network interface counted meanwhile."""
+    """Traffic that the worker's network interface counted meanwhile."""
 
     sent_bytes_per_step: float
     received_bytes_per_step: float
@@ -131,7 +131,7 @@ class PeakMemory(Struct, frozen=True):
 
 
 class CollectiveTerms(Struct, frozen=True):
-    """What the link model knew about one kind of collective, so that a document can predict other networks."""
+    """The link model's data about one kind of collective, so that a document can predict other networks."""
 
     per_step: float
     bytes_per_step: float
@@ -143,7 +143,7 @@ class CollectiveTerms(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """What the link model was fed. ``ready``, ``shares``: of the buckets, see :class:`grace_bench.runs.link_model.Work`."""
+    """The input of the link model. ``ready``, ``shares``: of the buckets, see :class:`grace_bench.runs.link_model.Work`."""
 
     compute_ms: float
     compute_cpu_ms: float
@@ -177,7 +177,7 @@ class Point(Struct, frozen=True):
 
 
 class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
-    """What a document says about a run before it has run. ``config``: see :class:`grace_bench.runs.config.RunConfig`;
+    """The part of a document that is known before the run. ``config``: see :class:`grace_bench.runs.config.RunConfig`;
     ``toolkit``: torch, tensorflow or jax; ``round``: which of several equal runs it is.
     """
 
@@ -247,7 +247,7 @@ Document: TypeAlias = Result | Failure
 
 
 class SchemaHeader(Struct):
-    """What every document of Grace begins with."""
+    """The first fields of every document of Grace."""
 
     schema: Any = None
     version: Any = None

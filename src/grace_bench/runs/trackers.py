@@ -17,7 +17,7 @@ _SUMMARY = (
 
 
 class Tracker(Protocol):
-    """What is told about each run."""
+    """A receiver of the results of each run."""
 
     def log(self, name: str, document: Result) -> None:
         """A run with a result; ``name`` is its file's, without the ending."""

@@ -43,7 +43,7 @@ _SILENT_MOST = 120  # steps of a run without communication: it is there for thei
 
 @dataclass(slots=True)
 class Measurements:
-    """What a run has measured, for :func:`grace_bench.runs.record.result_of`. Seconds, and bytes of one worker.
+    """Measurements of a run, for :func:`grace_bench.runs.record.result_of`. Seconds, and bytes of one worker.
 
     Attributes:
         all: counters of the whole run. steady: of the steady state alone. nic: what the interface counted in it.

@@ -1,4 +1,4 @@
-"""What the workers of a simulation learn: the digits, of which each worker sees its own mixture of classes."""
+"""The problem that the workers of a simulation learn: the digits, of which each worker sees its own mixture of classes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated.
+    """The setting of a simulation.
 
     workers: at any time, 1 to 1,024. part: of them take part in a step, drawn at random. late: of these are late, as a share:
     the step takes place without them, and their gradients are added to what they owe. churn: probability that a worker goes

@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT = 520, 320
 
 
 def describe(setting: dict[str, Any]) -> str:
-    """What was simulated, in a line."""
+    """Describes the setting of a simulation in a line."""
     late = f", {setting['late']:.0%} of them late" if setting["late"] else ""
     goes = "hands over what it owes" if setting["hands_over"] else "takes along what it owes"
     churn = f"{setting['churn']:.2%} go in a step, and each {goes}" if setting["churn"] else "nobody goes"

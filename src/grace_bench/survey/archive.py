@@ -141,7 +141,7 @@ def merge(*parts: Sequence[SurveyRow]) -> list[SurveyRow]:
 
 
 def check_row(row: SurveyRow) -> None:
-    """What a row of another's must fulfil beyond its types.
+    """Checks a row from someone else beyond its types.
 
     Raises:
         DocumentError: it does not.

@@ -1,4 +1,4 @@
-"""What of a plan an archive has, and how long the rest will take."""
+"""The part of a plan that an archive has, and how long the remaining runs will take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the survey's runs say of a method's quality, by one rule for the page of its findings and for ``grace advise``.
+"""Evidence of the survey's runs about a method's quality, by one rule for the page of its findings and for ``grace advise``.
 
 ``evidence.json`` beside this file is made of the archive of this repository, so that an installed package knows it without
 the archive: ``python -m docs.survey.findings`` writes it.
@@ -30,7 +30,7 @@ Task: TypeAlias = tuple[str, str, int]  # protocol, task, steps
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """What the seeds of a method on a task ended with.
+    """The final quality of a method's seeds on a task.
 
     Attributes:
         seeds: how many. median: of the metric; a run that diverged counts as the worst there can be, an infinity.
@@ -62,7 +62,7 @@ Table: TypeAlias = dict[Task, dict[str, Quality]]
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What is known of a method's quality.
+    """The evidence about a method's quality.
 
     Attributes:
         verdict: "less": on some task it ended worse than uncompressed training, by more than 2 % in the median of three seeds
@@ -101,8 +101,8 @@ class TaskQualities(msgspec.Struct, frozen=True):
 
 
 def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS) -> Evidence | None:
-    """What a table says of a method of it; None: nothing, or there is no uncompressed training to compare it with. ``limit``:
-    which share of uncompressed training's quality may be lost before a method counts as learning less.
+    """The evidence of a table about one of its methods; None: none, or there is no uncompressed training to compare it
+    with. ``limit``: which share of uncompressed training's quality may be lost before a method counts as learning less.
     """
     plain = grace.spell(grace.method("none"))
     found = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
@@ -121,7 +121,7 @@ def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS
 
 
 def evidence_for(method: str) -> Evidence | None:
-    """What the survey knows of exactly this method, over this communicator and with these knobs; None: nothing."""
+    """The survey's evidence about exactly this method, over this communicator and with these knobs; None: none."""
     try:
         return judge(grace.spell(grace.method(method)), *read_evidence())
     except GraceError:

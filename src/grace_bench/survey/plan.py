@@ -111,7 +111,7 @@ def expand(block: Block) -> list[Planned]:
 
 
 def _check_block(block: Block) -> None:
-    """What a block must fulfil beyond its types."""
+    """Checks a block beyond its types."""
     if not block.seeds:
         raise ConfigurationError("seeds is empty; legal: one seed or more, such as seeds = [0, 1, 2]")
     if not block.grid:

@@ -57,8 +57,8 @@ def _task(name: str, workers: int) -> tuple[str, dict[str, tuple[int, ...]]]:
 
 @functools.cache
 def _bytes(task: str, method: str, workers: int) -> tuple[int, float] | None:
-    """What a worker sends in the first step, and on average in the two after it (a method such as ACP-SGD sends one factor in
-    one step and the other in the next); None: that depends on the gradients.
+    """Bytes that a worker sends in the first step, and on average in the two after it (a method such as ACP-SGD sends one
+    factor in one step and the other in the next); None: that depends on the gradients.
     """
     shapes, made = _task(task, workers)[1], grace.method(method)
     if any(made.traffic(torch.empty(shape, device="meta"), Peer(0, workers)) is None for shape in shapes.values()):

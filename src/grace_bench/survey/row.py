@@ -71,7 +71,7 @@ class SurveyRow(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, str, int, int, int, int, float, str, str]:
-        """What makes it another run than another."""
+        """The fields in which one run differs from another."""
         return (
             self.protocol, self.task, self.recipe, self.workers, self.seed, self.steps, self.batch, self.peak_lr,
             self.digest, self.device,
@@ -79,7 +79,7 @@ class SurveyRow(Struct, frozen=True, kw_only=True):
 
     @property
     def fp32_bytes(self) -> float:
-        """What one worker would have sent in the whole run with a ring all-reduce of fp32."""
+        """Bytes that one worker would have sent in the whole run with a ring all-reduce of fp32."""
         return 2 * (self.workers - 1) / self.workers * 4 * self.parameters * self.steps
 
 

@@ -1,4 +1,4 @@
-"""What a task is: the contract of Grace's own tasks and of a user's."""
+"""The contract of a task: of Grace's own tasks and of a user's."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Task(abc.ABC):
         """The metrics on the test set."""
 
     def data_info(self) -> DataInfo:
-        """What was loaded. Called after ``load`` or ``load_synthetic``."""
+        """The data that were loaded. Called after ``load`` or ``load_synthetic``."""
         return {"name": type(self).__name__.lower(), "procedural": False, "digest": "", "source": "embedded"}
 
     def worker_bytes(self) -> int:

@@ -15,8 +15,8 @@ _COPIES = 3  # of the parameters' size: they themselves, the gradients, Distribu
 
 
 def least_bytes(task: Task, batch: Any, slots: int) -> int:
-    """What one worker needs: the process, the model, its gradients in their buckets, ``slots`` tensors of the optimizer,
-    and what one forward pass saves for the backward pass. Neither the data nor what a method keeps are counted.
+    """The memory that one worker needs: the process, the model, its gradients in their buckets, ``slots`` tensors of the
+    optimizer, and what one forward pass saves for the backward pass. Neither the data nor a method's state are counted.
 
     Args:
         task: whose model and loss they are.
@@ -30,7 +30,7 @@ def least_bytes(task: Task, batch: Any, slots: int) -> int:
 
 
 def saved_bytes(task: Task, model: torch.nn.Module, batch: Any) -> int:
-    """What the forward pass saves for the backward pass, without the parameters. ``model`` is on the meta device.
+    """Bytes that the forward pass saves for the backward pass, without the parameters. ``model`` is on the meta device.
 
     A fake tensor has a shape and a device, here the CPU, but no memory; unlike meta tensors, which have no device, it
     takes the kernels of the real one, and so saves what they save.

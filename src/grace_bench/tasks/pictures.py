@@ -25,7 +25,7 @@ _DECODERS = 8  # threads at most
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """What is done to a training picture, and in the end to all of them.
+    """Changes of a training picture, and the normalisation of all pictures.
 
     Attributes:
         pad: pixels on each side before a random crop. reflect: they mirror the picture, and are not black.

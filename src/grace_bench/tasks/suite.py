@@ -1,4 +1,4 @@
-"""What the tasks of the suite share: where data come from, synthetic batches, lengths of runs, memory."""
+"""Shared parts of the tasks of the suite: where data come from, synthetic batches, lengths of runs, memory."""
 
 from __future__ import annotations
 

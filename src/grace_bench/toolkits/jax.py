@@ -40,7 +40,7 @@ class JaxReplica(KerasReplica):
         return loss, after
 
     def _variables(self) -> tuple[Any, Any, Any]:
-        """What a step changes, in lists: trained, statistics and random numbers, the optimizer's."""
+        """The variables that a step changes, in lists: trained, statistics and random numbers, the optimizer's."""
         return self.variables, self.model.non_trainable_variables, self.optimizer.variables
 
     def _values(self) -> Any:

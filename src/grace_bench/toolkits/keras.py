@@ -74,7 +74,7 @@ class KerasReplica(Replica):
         return float(loss)
 
     def _arguments(self, batch: Any) -> tuple[Any, Any, Any, Carry | None]:
-        """What the model takes, what it should say, the state before (None: the model has none), and where that is kept."""
+        """The model's inputs, the targets, the state before (None: the model has none), and where that is kept."""
         (*inputs, target), carry = arrays_of(batch)
         state = None if carry is None else carry.state
         if carry is not None and state is None:

@@ -145,7 +145,7 @@ class TorchMomentum(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 
 def make_optimizer(settings: dict[str, Any], clip: float | None) -> keras.optimizers.Optimizer:
-    """What torch's optimizer with these settings is; it cuts all gradients together down to this norm."""
+    """The equivalent of torch's optimizer with these settings; it cuts all gradients together down to this norm."""
     if "betas" in settings:
         return keras.optimizers.Adam(1.0, *settings["betas"], settings["eps"], global_clipnorm=clip or None)
     return TorchMomentum(settings["momentum"], settings["nesterov"], name="momentum", global_clipnorm=clip or None)

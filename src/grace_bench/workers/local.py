@@ -33,7 +33,7 @@ _STOP_SECONDS = 8.0  # how long workers may take to end
 
 
 class Launcher(Protocol):
-    """What trains configurations one after the other, as :func:`launch` does on this machine."""
+    """A function that trains configurations one after the other, as :func:`launch` does on this machine."""
 
     def __call__(
         self, configs: Sequence[RunConfig], *, on_progress: Callable[[int, int], None], command: list[str]
@@ -195,7 +195,7 @@ class _Workers:
 
 
 def _environment_of(config: RunConfig, network: ShapedNetwork | None) -> dict[str, str]:
-    """What all workers are told: as by torchrun, where rank 0 is, and how many they are."""
+    """The environment of all workers: as by torchrun, where rank 0 is, and how many they are."""
     there, local = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, config.workers
     if network is not None:
         local = config.workers // network.machines  # others are behind a link

@@ -124,7 +124,7 @@ def _find_probe(config: RunConfig) -> Probe | None:
 
 
 def find_cause(endings: Sequence[RunEnding]) -> RunEnding | None:
-    """What ended a run: an error, or a lost connection only if there is no other; None if nothing did."""
+    """The cause of a run's end: an error, or a lost connection only if there is no other; None if there is none."""
     return min((one for one in endings if one.error is not None), key=lambda one: one.consequence, default=None)
 
 

@@ -45,7 +45,7 @@ class RunOutcome:
 
 
 class Watcher(Protocol):
-    """What is told about a sweep while it runs."""
+    """A receiver of the progress of a sweep."""
 
     def begin_run(self, config: RunConfig) -> None:
         """A run begins."""

@@ -19,7 +19,7 @@ from grace_bench.workers.scratch import Scratch
 
 
 class Job(msgspec.Struct):
-    """What workers are to do; ``command`` is what the user typed."""
+    """The job of the workers; ``command`` is what the user typed."""
 
     configs: list[RunConfig]
     command: list[str]

@@ -1,4 +1,4 @@
-"""What ``horovod.tensorflow.keras.callbacks`` has."""
+"""The names of ``horovod.tensorflow.keras.callbacks``."""
 
 from __future__ import annotations
 

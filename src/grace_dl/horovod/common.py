@@ -1,4 +1,4 @@
-"""What all toolkits share: who takes part, and collectives on torch tensors."""
+"""Shared parts of all toolkits: who takes part, and collectives on torch tensors."""
 
 from __future__ import annotations
 

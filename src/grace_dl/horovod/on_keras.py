@@ -1,4 +1,4 @@
-"""What ``horovod.tensorflow.keras`` has."""
+"""The names of ``horovod.tensorflow.keras``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``horovod.tensorflow`` has."""
+"""The names of ``horovod.tensorflow``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``horovod.torch`` has."""
+"""The names of ``horovod.torch``."""
 
 from __future__ import annotations
 

@@ -142,3 +142,14 @@ def test_a_package_that_is_there_but_broken(tmp_path, monkeypatch: pytest.Monkey
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     assert any("RuntimeError: operator nms does not exist" in text for text in doctor.examine()["warnings"])
+
+
+def test_one_queue_for_all_streams_of_a_gpu_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    found = doctor.examine()
+    kernels = {**found["kernels"], "cuda": {**found["kernels"]["cuda"], "devices": ["a GPU"], "triton_problem": None}}
+    given = found["threads"], found["transports"]
+    assert not any("one queue" in text for text in found["warnings"])
+    assert any("one queue" in text for text in doctor._warnings(kernels, *given))
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    assert not any("one queue" in text for text in doctor._warnings(kernels, *given))

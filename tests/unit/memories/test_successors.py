@@ -97,7 +97,7 @@ def test_first_steps_that_are_not_finite(spec: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_launches_of_first_steps_do_not_grow(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which are finite, poison, and states: see docs/concepts/gpu-buckets.md."""
+    """Which are finite, poison, and states: see docs/data/launches.md."""
     count = list[str]()
     monkeypatch.setattr(
         "triton.runtime.interpreter.GridExecutor.__call__", lambda self, *_, **__: count.append(self.fn.__name__)

@@ -498,6 +498,8 @@ def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
     [
         (lambda: grace.Policy("topk"), r"rules='topk' is no list of rules.*Policy\.of"),
         (lambda: grace.Policy({"*": "topk"}), r"no list of rules.*Policy\.of.*\[\('\*', 'topk'\)\]"),
+        (lambda: grace.Policy(grace.TopK), r"rules=the class TopK is no list of rules.*Policy\.of"),
+        (lambda: grace.Policy(None), r"rules=None is no list of rules.*Policy\.of"),
         (lambda: grace.method("topk:k=10"), r"unknown knob of topk 'k'.*ratio=0\.01, the share that is kept"),
         (lambda: grace.method("topk:start=-1"), r"^a method: start=-1 is out of range"),
         (lambda: grace.method("topk:machine=0"), r"^a method: machine=0 is out of range"),

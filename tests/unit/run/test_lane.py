@@ -34,6 +34,9 @@ class Reluctant:
         self.main = self.make("main")
         self._local = threading.local()
 
+    def adopt(self) -> None:
+        self._local.adopted = True
+
     def make(self, name: str = "own") -> Stream:
         self.streams.append(Stream(name))
         return self.streams[-1]
@@ -43,6 +46,8 @@ class Reluctant:
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            assert getattr(self._local, "adopted", False), "the thread's device was not set before a stream was used"
         before, self._local.stream = self.current(), stream
         yield
         self._local.stream = before

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Permute, ReduceScatter
-from grace.errors import ConfigurationError, TransportError
+from grace.errors import ConfigurationError, EnvironmentWarning, TransportError
 from grace.transports import torch_distributed
 from grace.transports.refusing import DEVICES
 from grace.transports.torch_distributed import TorchDistributed, abort, through_host
@@ -140,3 +140,20 @@ def test_the_place_on_the_machine_is_the_device(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LOCAL_RANK")
     _take_device()
     assert chosen == [3]
+
+
+@pytest.mark.parametrize(
+    ("backend", "queues", "warns"), [("nccl", "1", True), ("nccl", "8", False), ("gloo", "1", False)]
+)
+def test_a_second_communicator_on_one_queue_is_warned_of(
+    backend: str, queues: str, warns: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    monkeypatch.setattr(dist, "get_backend", lambda group: backend)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "new_group", lambda *args, **kwargs: "made")
+    if warns:
+        with pytest.warns(EnvironmentWarning, match=r"CUDA_DEVICE_MAX_CONNECTIONS=1 gives.*; unset it"):
+            assert torch_distributed._make_group(None, [0], "model") == "made"
+    else:
+        assert torch_distributed._make_group(None, [0], "model") == "made"

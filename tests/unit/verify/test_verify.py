@@ -1,5 +1,6 @@
 import json
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import grace
 from grace import registry
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
-from grace.verify import QUICK, Profile, report, verify
+from grace.verify import NORMAL, QUICK, Profile, report, verify
 from grace.verify.report import CHECKS
+from grace.verify.subject import compose, subject
 from tests.unit.verify import own
 
 OWN = "tests.unit.verify.own"
@@ -172,6 +174,23 @@ def test_rows_that_are_kept_apart_hold_over_scatter_reduce():
     found = verify(own.KeepsRowsApart, TINY)
     assert found.holds, found.spell_broken()
     assert found.composed == ("ScatterReduce",)
+
+
+def test_what_breaks_over_several_rows_only_is_told_by_default():
+    examined = subject(own.MixesRows)
+    law, others = "nothing lost", compose(examined, NORMAL.beside)
+    assert report._finding(law, CHECKS[law], examined, NORMAL).verdict == "holds"
+    assert report._look(law, CHECKS[law], examined, others, NORMAL).detail.startswith("over ScatterReduce: ")
+    alone = replace(NORMAL, composed=replace(NORMAL.beside, worlds=(1,)))
+    assert report._look(law, CHECKS[law], examined, others, alone).verdict == "holds", "one row mixes with none"
+
+
+def test_a_report_by_default_compresses_no_more_than_what_slow_codecs_can_bear(monkeypatch):
+    """Some take a millisecond for a few numbers, and a report should take a few seconds."""
+    calls, plain = [], own.Half.compress_
+    monkeypatch.setattr(own.Half, "compress_", lambda *given: calls.append(1) or plain(*given))
+    assert verify(own.Half).composed == ("ScatterReduce",)
+    assert len(calls) < 3000
 
 
 def test_progress_is_told():

@@ -1,4 +1,4 @@
-"""What a compressor is inside XLA: rows of numbers to rows of a wire and back, as pure functions.
+"""Compressors inside XLA: rows of numbers to rows of a wire and back, as pure functions.
 
 Letters: b rows of n numbers; wires are uint8 ``[b, w]`` with the bytes of the torch methods.
 """

@@ -44,7 +44,7 @@ LEGAL = (
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What happens to a tensor with this method.
+    """The treatment of a tensor with this method.
 
     core: the method without its memory. beta, gamma: of the memory; None where there is none.
     """
@@ -96,7 +96,7 @@ class TensorPlan:
 
 
 def plan(method: Method[Any]) -> TensorPlan:
-    """What this method is inside XLA.
+    """The form of this method inside XLA.
 
     Raises:
         ConfigurationError: it is not available inside XLA; says what is.

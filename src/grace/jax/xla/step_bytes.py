@@ -1,4 +1,4 @@
-"""What a step inside XLA sends, counted in the program that JAX traces: nothing runs, and no device is needed."""
+"""Bytes that a step inside XLA sends, counted in the program that JAX traces: nothing runs, and no device is needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepBytes(NamedTuple):
 
 
 def step_bytes(method: Policy | Method[Any] | str, params: Any, workers: int) -> StepBytes:
-    """What a step of :func:`grace.jax.compressed_mean` sends, from each of so many devices.
+    """Bytes that a step of :func:`grace.jax.compressed_mean` sends from each of so many devices.
 
     A gather or an exchange of rows counts what leaves the device, a sum what a ring all-reduce would send: XLA may choose
     other algorithms on a machine.

@@ -1,1 +1,1 @@
-"""What Triton kernels of lists and codes have in common: fields of bit streams, searches in ascending lists, and scans."""
+"""Shared parts of the Triton kernels for lists and codes: fields of bit streams, searches in ascending lists, and scans."""

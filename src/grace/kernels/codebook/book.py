@@ -1,4 +1,4 @@
-"""What a codebook is."""
+"""The codebook: its values, and how a number finds its code."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def coded_bytes(codes: Codes, k: int) -> int:
 
 @dataclass(frozen=True)
 class Payload:
-    """What travels of the numbers of several rows. narrow: the nearest bfloat16 of each. codes: these, behind ``fronts [T]``
-    int32, the bits of a float32 or an exponent, or int64, those of two float32.
+    """The coded numbers of several rows, as they travel. narrow: the nearest bfloat16 of each. codes: these, behind
+    ``fronts [T]`` int32, the bits of a float32 or an exponent, or int64, those of two float32.
     """
 
     narrow: bool

@@ -1,4 +1,4 @@
-"""What codes stand for, for the Triton kernels of other families. KIND: which of :data:`grace.kernels.coded.Codes` it is;
+"""Decoding of codes, for the Triton kernels of other families. KIND: which of :data:`grace.kernels.coded.Codes` it is;
 MOST: its ``most``. Fronts are int32 words, the bits of a float32 or an exponent; or int64, those of two float32.
 """
 

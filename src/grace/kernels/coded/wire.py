@@ -49,8 +49,8 @@ def split(
 def write_coded_(
     row: Tensor, front: Tensor, bound: float, codes: Codes, code: str, *, strict: bool, keep_rest: bool
 ) -> Tensor:
-    """What reaches (strict: exceeds) the bound in a finite ``row [n]`` -> wire uint8 ``[w]``; nothing if ``front [1]`` is 0.
-    With ``keep_rest`` the row keeps what the wire leaves out.
+    """Writes the numbers of a finite ``row [n]`` that reach (strict: exceed) the bound -> wire uint8 ``[w]``; nothing if
+    ``front [1]`` is 0. With ``keep_rest`` the row keeps what the wire leaves out.
     """
     index = select_at_least(row, bound, strict=strict) if float(front) > 0 else row.new_empty(0, dtype=torch.int64)
     return _write_(row, index, row[index], front, codes, code, keep_rest=keep_rest)

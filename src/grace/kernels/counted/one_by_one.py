@@ -1,4 +1,4 @@
-"""What references have in common of wires whose sizes depend on the data: one tensor after the other."""
+"""Shared parts of the references for wires whose sizes depend on the data: one tensor after the other."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def sum_finite_(x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[
 def choose_each(
     many: Many, device: torch.device, write: Callable[[int, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Flag]]
 ) -> Chosen:
-    """What is to be sent of each tensor, which ``write`` makes of number t, x, memory and rest: (the wire ``[1, w]``, whether
-    the sum is finite).
+    """The selection of each tensor, made by ``write(t, x, memory, rest)``, which returns (the wire ``[1, w]``, whether the
+    sum is finite).
     """
     made, flags = list[Tensor](), list[Tensor]()
     for t, x in enumerate(many.xs):
@@ -41,7 +41,7 @@ def choose_each(
 
 
 def choose_wires(made: Sequence[Tensor], finite: Tensor) -> Chosen:
-    """What is sent of T tensors, ``finite [T]`` or not, whose wires ``[w]`` are already made."""
+    """The selection of T tensors, ``finite [T]`` or not, whose wires ``[w]`` are already made."""
     return Chosen(torch.tensor([len(wire) for wire in made], device=finite.device, dtype=torch.int64), finite, made)
 
 

@@ -88,7 +88,7 @@ class CountedCode:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to be sent of T tensors.
+    """The numbers selected from T tensors, to be sent.
 
     widths: int64 ``[T]``, bytes of their wires. finite: ``[T]`` bool, which tensors are finite. notes: what their backend
     needs to write them.
@@ -126,7 +126,7 @@ class WirePlaces:
         self._layout: Any = None
 
     def once(self, make: Callable[[], L]) -> L:
-        """What a backend makes of this: made once."""
+        """The result of ``make``, a backend's data for this selection: computed once."""
         if self._layout is None:
             self._layout = make()
         layout: L = self._layout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What is selected from each of several tensors.
+    """Selection by thresholds from a sample, for each of several tensors.
 
     seen: how many of its numbers are drawn. sought: the threshold is the so many-th largest magnitude among them. most: how
     many numbers are selected at most. lower, rounds: while fewer than ``lower`` times ``most`` reach the threshold it is

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideSelection:
-    """What is selected from each of several tensors: of m positive numbers the largest, and of the negative ones likewise.
+    """Selection by sign from each of several tensors: of m positive numbers the largest, and of the negative ones likewise.
 
     kept: how many of m, int64 of any shape; none of none; hashable. joint: of all that are not 0 the largest magnitudes
         instead. sample: of more than so many numbers those are selected that reach the least of the ``kept`` largest of so

@@ -169,9 +169,9 @@ def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, E
 
 @dataclass(frozen=True)
 class Lists:
-    """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
-    which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those of the
-    values, and where these begin. fronts: int32 or int64 ``[T]``, if codes travel.
+    """The numbers selected from each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the
+    list begins, which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the
+    code, those of the values, and where these begin. fronts: int32 or int64 ``[T]``, if codes travel.
     """
 
     picked: Reaching | Largest | ListedSides
@@ -258,7 +258,7 @@ def choose_sides_many(like: Tensor, many: Many, code: CountedCode, sides: SideSe
 
 
 class _Samples:
-    """What is drawn of several tensors.
+    """Random samples of several tensors.
 
     numbers: the tensors' sums with the memories, which have to be pointed at.
     """

@@ -64,7 +64,7 @@ class Factors:
         return self._programs[key]
 
     def cut(self, flat: Tensor, places: Sequence[int]) -> list[Tensor]:
-        """What is between these places of ``flat [s]``, one after the other."""
+        """The pieces of ``flat [s]`` between these places, one after the other."""
         return [flat[begin:end] for begin, end in itertools.pairwise(places)]
 
 

@@ -27,7 +27,7 @@ BAD_UNIT = "field 'units' must be finite and not negative, and small enough for 
 
 
 def bad_code(bits: int) -> str:
-    """What a decoder says of codes without -q - 1."""
+    """The error message for a code of -q - 1, which no encoder writes."""
     return f"{BAD_UNIT}, which must be in [1, {(1 << bits) - 1}]"
 
 

@@ -1,4 +1,4 @@
-"""What is common to all that read lists of gaps whose lengths, and places in a wire, follow from what has come.
+"""Shared parts of all readers of lists of gaps whose lengths, and places in a wire, follow from what was received.
 
 Letters: T tensors, W workers: wires are numbered worker by worker.
 """

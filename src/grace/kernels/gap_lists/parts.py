@@ -1,4 +1,4 @@
-"""What wires of pairs say whose places travel as gaps, and where those of a bucket lie once their widths are known."""
+"""Fields of wires of pairs whose places travel as gaps, and their positions in a bucket once their widths are known."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def _write(programs, lists, sizes, fields, gaps, ends, widths, message, steps, D
 # ---- read -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _code_at(table, programs, lists, sizes, wires, stride, b):
-    """What a program reads: (its row, which of the row's tiles, which of all tiles, which of all lists, n, k, where the code
-    begins, and how many bytes it may have, where its list goes among those of a wire)
+    """The input of one program: (its row, which of the row's tiles, which of all tiles, which of all lists, n, k, where the
+    code begins, and how many bytes it may have, where its list goes among those of a wire)
     """
     row, tile = tile_of(programs)
     other = tl.program_id(1).to(tl.int64)
@@ -266,8 +266,8 @@ def _finish(
 
 # ---- launched -------------------------------------------------------------------------------------------------------
 class GapTable:
-    """What kernels know of lists of places below each of ``sizes``, whatever is in them. ``rooms``: for how many places each
-    has room where they lie side by side; as many as it has.
+    """Sizes and positions of lists of places below each of ``sizes``, whatever is in them. ``rooms``: for how many places
+    each has room where they lie side by side; as many as it has.
 
     lists: int64 ``[T, 8]``: k, where the list begins and its first block among those of all, r, bytes of its code whose number
     is known, where the fields before it begin among those of all, their bytes, and 0. fixed: int64 ``[T]``, bytes that all
@@ -299,7 +299,7 @@ class GapTable:
 
 @dataclass(frozen=True)
 class Laid:
-    """What is written. fields uint8 ``[F]``; gaps int64 ``[K]``; ends, widths: as :func:`_lay` has them."""
+    """The written lists. fields uint8 ``[F]``; gaps int64 ``[K]``; ends, widths: as :func:`_lay` has them."""
 
     fields: Tensor
     gaps: Tensor

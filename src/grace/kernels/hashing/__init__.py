@@ -29,7 +29,7 @@ PRIME = (1 << 31) - 1
 
 
 def sketch_unit(n: int) -> float:
-    """What the sums of n numbers are multiplied by when they are sent: they cannot overflow, whatever the numbers are."""
+    """The factor of the sums of n numbers when they are sent: with it they cannot overflow, whatever the numbers are."""
     return 2.0 ** -n.bit_length()
 
 

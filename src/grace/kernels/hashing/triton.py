@@ -109,7 +109,7 @@ def _read(
     table, programs, shapes, units, message, marks, R, step,
     LARGEST: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What sketches say of numbers. ROWS: R, or a power of two above it."""
+    """Estimates of numbers from sketches. ROWS: R, or a power of two above it."""
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
     key0, key1 = key_of(table, task)

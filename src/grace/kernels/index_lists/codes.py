@@ -55,7 +55,7 @@ def varies(code: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def choose(n: int, k: int) -> str:
-    """What ``auto`` stands for: the smallest of the codes of fixed size, and the first of equal ones."""
+    """The code that ``auto`` stands for: the smallest of those of fixed size, and the first of equal ones."""
     return min(FIXED, key=lambda code: layout(n, k, code).size)
 
 

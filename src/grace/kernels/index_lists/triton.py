@@ -37,7 +37,7 @@ LIST_BITS = 2048  # of a program that looks for those that are set, or fields of
 
 @triton.jit
 def code_of(lists, task):
-    """What a table says of a row's list: (k, where it begins among those of all rows, which code, how many low bits are
+    """The table's entry for a row's list: (k, where it begins among those of all rows, which code, how many low bits are
     packed, their bytes, all bytes of the code, those of the wire before it). Code 3: there is no list, but all n values.
     """
     at = lists + 8 * task
@@ -122,9 +122,9 @@ def _list_at(
     table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
     MANY: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """What a program reads: (its row, which of the row's tiles, which of all tiles, which of all lists, where its code begins,
-    and where it goes in the output, n, and of its code k, which it is, how many low bits are packed, their bytes, all bytes).
-    EACH: each wire has a table of its own, one behind the other.
+    """The input of one program: (its row, which of the row's tiles, which of all tiles, which of all lists, where its code
+    begins, and where it goes in the output, n, and of its code k, which it is, how many low bits are packed, their bytes,
+    all bytes). EACH: each wire has a table of its own, one behind the other.
     """
     other = tl.program_id(1).to(tl.int64)
     this = other * tiles + tl.program_id(0)
@@ -220,8 +220,8 @@ def _read_fields(index, order, outside, base, tile, n, k, low, low_bytes, TILE: 
 
 @triton.jit
 def _read_bits(index, order, outside, base, begin, tile, n, k, number, low, low_bytes, size, TILE: tl.constexpr):
-    """What the bits of a tile say that are set, of which the first has the place ``begin`` in the list. What lies in the tile
-    is counted in 32 bits.
+    """Indices of the bits that are set in a tile; the first has the place ``begin`` in the list. Counts within the tile
+    have 32 bits.
     """
     byte, lane, left = _bytes_at(base, tile, low_bytes, size, TILE)
     at = base + low_bytes + tile * (TILE // 8) + lane

@@ -13,8 +13,8 @@ _MATRIX, _LEFT, _OWN, _RIGHT, _OUT = (Slot() for _ in range(5))
 
 
 class LowRankMany:
-    """What :mod:`grace.kernels.low_rank` has, with the same bits, for T matrices. All tensors are float32, contiguous and
-    given by their addresses: matrices ``[m, l]``, left factors ``[r, m]``, right ones ``[r, l]``.
+    """The operations of :mod:`grace.kernels.low_rank`, with the same bits, for T matrices. All tensors are float32,
+    contiguous and given by their addresses: matrices ``[m, l]``, left factors ``[r, m]``, right ones ``[r, l]``.
 
     Args:
         sides: m, l and r of each matrix.

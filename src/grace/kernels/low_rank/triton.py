@@ -33,7 +33,7 @@ _NO_TABLE = (None, None, None)
 
 @triton.jit
 def matrix_at(table, sides, programs, x, m, l, r, MANY: tl.constexpr, EVEN: tl.constexpr):
-    """What a program works on: (which matrix, which of its tiles, where it begins, m, l, r)."""
+    """The tile of one program: (which matrix, which of its tiles, where it begins, m, l, r)."""
     if MANY:
         task, tile = tile_of(programs)
         x = tensor_of(table, task, 0, EVEN)

@@ -177,7 +177,7 @@ class Many:
         return self.numbers(("keys", salt, own), make, torch.int64).view(-1, 2)
 
     def once(self, key: Hashable, make: Callable[[], R]) -> R:
-        """What ``make`` makes, which follows from the sizes, the places and the key alone: made once."""
+        """The result of ``make``, which follows from the sizes, the places and the key alone: computed once."""
         if key not in self._made:
             self._made[key] = make()
         found: R = self._made[key]
@@ -328,8 +328,8 @@ def agree_many(
     kept: Tensor | None = None,
     clear: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What all ranks say of each tensor, in one pass: sets those to NaN, or with ``clear`` to 0, that some rank has not seen
-    finite, whose wires are illegal, or that are not ``kept [T]``.
+    """Compares the headers of all ranks for each tensor, in one pass: sets those to NaN, or with ``clear`` to 0, that some
+    rank has not seen finite, whose wires are illegal, or that are not ``kept [T]``.
 
     Args:
         rows: the messages ``[W, s]`` uint8 of all ranks, each a multiple of 4 bytes long.

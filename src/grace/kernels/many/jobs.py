@@ -41,7 +41,7 @@ class Rows:
         self.wire = torch.empty(rows.shape[0], width, dtype=torch.uint8, device=rows.device)
 
     def reduce(self, of_rows: Callable[..., Any], of_many: Callable[..., Any], block: int, *args: Any) -> Any:
-        """What ``of_rows(rows, memory, block, ...)`` says of each block."""
+        """Reduces each block with ``of_rows(rows, memory, block, ...)``."""
         return of_rows(self.rows, self.memory, block, *args)
 
     def encode(
@@ -69,7 +69,7 @@ class Rows:
         return self.wire, marks.unset()
 
     def each(self, value: Callable[[int], float]) -> float:
-        """What depends on n, for a kernel."""
+        """A number that depends on n, for a kernel."""
         return value(self.rows.shape[1])
 
 
@@ -84,7 +84,7 @@ class Tensors:
         self.message, self.many, self.step, self.device = message, many, step, many.device
 
     def reduce(self, of_rows: Callable[..., Any], of_many: Callable[..., Any], block: int, *args: Any) -> Any:
-        """What ``of_many(many, block, ...)`` says of each block, of all tensors side by side."""
+        """Reduces each block of all tensors side by side with ``of_many(many, block, ...)``."""
         return of_many(self.many, block, *args)
 
     def encode(
@@ -110,7 +110,7 @@ class Tensors:
         return many.all_of(marks.clean)
 
     def each(self, value: Callable[[int], float]) -> Tensor:
-        """What depends on n, for a kernel: one for each row, on the device."""
+        """Numbers that depend on n, for a kernel: one for each row, on the device."""
         return self.many.numbers(("each", value), lambda: [value(n) for n in self.many.sizes], torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""What Triton kernels for many tensors have in common, and those that no family has."""
+"""Shared parts of the Triton kernels for many tensors, and the kernels that belong to no family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ _SMALL = torch.finfo(torch.float32).max / 64
 @triton.jit
 def tile_of(programs):
     """(the row of this program, of all rows, which of its tiles it handles)"""
-    at = programs + 2 * tl.program_id(0).to(tl.int64)
+    return tile_at(programs, tl.program_id(0).to(tl.int64))
+
+
+@triton.jit
+def tile_at(programs, index):
+    """As :func:`tile_of`, for the entry ``index`` (int64) of the table."""
+    at = programs + 2 * index
     return tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
 
 
@@ -73,8 +79,9 @@ def shared_key_of(keys, task):
 def encoder_at(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY: tl.constexpr, EVEN: tl.constexpr
 ):
-    """What a program encodes: (its row, which of its tiles, x, e and rest, where its numbers start in them, n, the first byte
-    of its wire, its mark, its first block of those of all, nb, the two words of its key). x: of many, one number like theirs.
+    """The input of one encoding program: (its row, which of its tiles, x, e and rest, where its numbers start in them, n,
+    the first byte of its wire, its status flag, its first block of those of all, nb, the two words of its key). x: of many,
+    one number like theirs.
     """
     if MANY:
         task, tile = tile_of(programs)
@@ -104,8 +111,8 @@ def adder_at(
     table, programs, wires, out, marks, n, row_stride, block,
     MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What a program adds up: (where its row begins in out, the first number of its tile, n, where its first wire begins, its
-    marks, of which a row has so many, nb). out: of many, one number like theirs.
+    """The input of one adding program: (where its row begins in out, the first number of its tile, n, where its first wire
+    begins, its status flags, of which a row has so many, nb). out: of many, one number like theirs.
     """
     if MANY:
         task, tile = tile_of(programs)
@@ -128,8 +135,8 @@ def adder_at(
 
 @triton.jit
 def blocks_at(table, programs, heads, x, n, block, MANY: tl.constexpr, EVEN: tl.constexpr):
-    """What a program reduces: (which tile of its row, where the row's numbers begin in x, n, nb, its first block of those of
-    all). x: of many, one number like theirs.
+    """The input of one reducing program: (which tile of its row, where the row's numbers begin in x, n, nb, its first block
+    of those of all). x: of many, one number like theirs.
     """
     if MANY:
         task, tile = tile_of(programs)

@@ -22,8 +22,8 @@ __all__ = ["MinMaxCode", "MinMaxPlaces", "choose_minmax_many", "sum_minmax_many"
 
 @operation
 def choose_minmax_many(like: Tensor, many: Many, code: MinMaxCode, step: int) -> Chosen:
-    """What is to be sent of each tensor plus its memory, with its stream at this step; ``like`` is a number on the device.
-    Rests, if there are any, become that sum, 0 where it is not finite: :func:`write_minmax_many` takes away what is sent.
+    """Selects from each tensor plus its memory, with its stream at this step; ``like`` is a number on the device. Rests, if
+    there are any, become that sum, 0 where it is not finite: :func:`write_minmax_many` takes away what is sent.
     """
 
 

@@ -1,4 +1,4 @@
-"""What wires of sketched buckets are made of, and where those of a tensors' bucket lie once their widths are known."""
+"""Parts of the wires of sketched buckets, and their positions in a bucket once their widths are known."""
 
 from __future__ import annotations
 

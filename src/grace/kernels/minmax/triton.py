@@ -205,10 +205,10 @@ def _write(
 # ---- launched -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Sketched:
-    """What is written. total int32 ``[T]``: how many numbers; index int64, sent float32, cells int32: their places, they
-    themselves, and their buckets among those of all rows; zs int32 ``[T]``; means float32 ``[T, q]``; groups int64
-    ``[T, G, 4]``; lists int64 ``[T, 8]``, as :class:`grace.kernels.counted.triton.Lists` has them; step: of their streams;
-    laid: places that travel as gaps.
+    """The sketched numbers, as they are written. total int32 ``[T]``: how many numbers; index int64, sent float32, cells
+    int32: their places, they themselves, and their buckets among those of all rows; zs int32 ``[T]``; means float32
+    ``[T, q]``; groups int64 ``[T, G, 4]``; lists int64 ``[T, 8]``, as :class:`grace.kernels.counted.triton.Lists` has them;
+    step: of their streams; laid: places that travel as gaps.
     """
 
     total: Tensor

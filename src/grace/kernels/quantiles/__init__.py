@@ -32,7 +32,7 @@ BAD_MEAN = "field 'means' must be finite"
 
 
 def bad_code(q: int) -> str:
-    """What is wrong with a code that no bucket has."""
+    """The error message for a code that no bucket has."""
     return f"field 'codes' must be in [0, {q})"
 
 

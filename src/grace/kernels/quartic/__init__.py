@@ -29,8 +29,8 @@ __all__ = [
 
 @operation
 def choose_quartic_many(like: Tensor, many: Many, code: QuarticCode) -> Chosen:
-    """What is to be sent of each tensor plus its memory; ``like`` is a number on the device. Rests, if there are any, become
-    what the wires leave out; they mean nothing where a tensor is not finite, whose wire is that of zeros.
+    """Selects from each tensor plus its memory; ``like`` is a number on the device. Rests, if there are any, become what
+    the wires leave out; they mean nothing where a tensor is not finite, whose wire is that of zeros.
     """
 
 

@@ -1,4 +1,4 @@
-"""What wires of shortened runs are made of, and where those of a bucket lie once their widths are known."""
+"""Parts of the wires of shortened runs, and their positions in a bucket once their widths are known."""
 
 from __future__ import annotations
 

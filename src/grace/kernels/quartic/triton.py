@@ -232,8 +232,9 @@ def _sum(
 # ---- launched -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Ternary:
-    """What is written. scales float32 ``[T]``; digits uint8, the bytes of all tensors side by side; lasts int32, of each tile
-    of these its last byte that is not of zeros; begins: how many codes end before; total int32 ``[T]``: how many there are.
+    """The ternary digits, as they are written. scales float32 ``[T]``; digits uint8, the bytes of all tensors side by side;
+    lasts int32, of each tile of these its last byte that is not of zeros; begins: how many codes end before; total int32
+    ``[T]``: how many there are.
     """
 
     scales: Tensor

@@ -165,7 +165,7 @@ def _sum(
     KEY: tl.constexpr, BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """What wires say of rotated numbers, added up. KEY: bytes in front of each."""
+    """Decodes rotated numbers from wires and adds them up. KEY: bytes in front of each."""
     out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE
     )
@@ -193,8 +193,8 @@ def _sum_back(
     table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, book, step,
     BITS: tl.constexpr, LOG: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What wires say, each rotated back by the key that it begins with, added up: nothing is stored on the way. A tile holds
-    whole blocks.
+    """Decodes wires, rotates each back by the key that it begins with, and adds them up: nothing is stored on the way. A
+    tile holds whole blocks.
     """
     out, first, n, base, marks, nb = adder_at(
         table, programs, wires, out, marks, n, row_stride, block, 1, MANY, EVEN, TILE

@@ -24,7 +24,7 @@ SIGNS = Quanta(1)  # of what is not certain to be kept: the unit, and a sign for
 
 @dataclass(frozen=True)
 class Chances:
-    """What makes the units of several tensors.
+    """The parameters from which the units of several tensors follow.
 
     ratio: share of the numbers that is kept on average, in (0, 1]. epsilon: the variance in units of the sum of squares, > 0;
     with it the ratio does not count. rounds: how often the unit is made anew for a count. shrink: whether what is sent is
@@ -46,7 +46,7 @@ class Chances:
         return self.epsilon or n / self.count(n)
 
     def factor(self, n: int) -> float:
-        """What is sent is multiplied by this."""
+        """The factor of the numbers that are sent."""
         return 1 / (1 + self.omega(n)) if self.shrink else 1.0
 
     def unit(self, a: Tensor) -> float:
@@ -72,7 +72,7 @@ class Budgets:
         return min(max(1.0, self.ratio * n if self.budget is None else self.budget), float(n))
 
     def factor(self, n: int) -> float:
-        """What is sent is multiplied by this: with ``shrink`` by 1/(1+omega)."""
+        """The factor of the numbers that are sent: with ``shrink`` 1/(1+omega)."""
         return self.count(n) / n if self.shrink else 1.0
 
     def unit(self, a: Tensor) -> float:

@@ -236,9 +236,9 @@ def _open(table, where, lists, wires, marks, stride, CODE: tl.constexpr):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What is sent. numbers: the tensors' sums with the memories. units, factors: float32 ``[T]``. begins: int32
-    ``[2, pieces]``, how many numbers come before each piece in its tensor. lists: int64 ``[2, T, 8]``; or what
-    else is to be written, if places travel as gaps. step: whose numbers are drawn.
+    """The numbers drawn, to be sent. numbers: the tensors' sums with the memories. units, factors: float32 ``[T]``. begins:
+    int32 ``[2, pieces]``, how many numbers come before each piece in its tensor. lists: int64 ``[2, T, 8]``; or what else
+    is to be written, if places travel as gaps. step: whose numbers are drawn.
     """
 
     numbers: Many

@@ -232,7 +232,7 @@ def add_memories_many(storage: Tensor, many: Many) -> Tensor:
 
 
 class Reaching(NamedTuple):
-    """What reaches the bounds of several rows, noted.
+    """The numbers that reach the bounds of several rows, listed.
 
     finite: bool ``[T]``, which tensors are. total: int32 ``[rows]``, how many numbers there are.
     """
@@ -245,7 +245,9 @@ class Reaching(NamedTuple):
 
     @staticmethod
     def of(many: Many, bounds: Tensor, strict: bool) -> Reaching:
-        """What reaches (strict: exceeds) ``bounds [rows]`` float64, of sums with memories, which the rests become."""
+        """Lists the numbers that reach (strict: exceed) ``bounds [rows]`` float64, of sums with memories, which the rests
+        become.
+        """
         limits, look = bounds.clamp_max(_LARGEST) if strict else bounds, Look.at_many(many)
         least = torch.where(bounds >= 0, limits.float().view(torch.int32) + int(strict), 0)
         notes = Notes.of(look, bounds.device, None, least)

@@ -1,4 +1,4 @@
-"""What the bits of a wire stand for."""
+"""Rules for the values that the bits of a wire stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one sparse wire says about one row."""
+"""The parts of a sparse wire, for one row and for a bucket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAD_VALUES = "field 'values' must be finite"
 
 
 class WirePart(NamedTuple):
-    """What one wire says about one row.
+    """The part of one wire that belongs to one row.
 
     wire: uint8 ``[w]``, bytes side by side; its values begin at byte ``values``, the code of its k indices at ``codes``.
     code: of :data:`grace.kernels.index_lists.FIXED`; or LIST, with ``places [k]`` (int32 or int64) instead of
@@ -55,7 +55,7 @@ class ScaledCodes:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What the wires of several rows say.
+    """The pairs of index and value in the wires of several rows.
 
     kept, codes: of each row how many pairs, 1 <= kept <= n, and the code of their indices, of
         :data:`grace.kernels.index_lists.FIXED`. narrow: whether values are bfloat16. grid: what they are instead of numbers.

@@ -62,8 +62,8 @@ def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
 
 
 def pairs_of(sizes: Sequence[int], kept: Callable[[int], int], code: str, values: str) -> Pairs:
-    """What the wires of :func:`write_topk_` say of rows of so many numbers n, of which ``kept(n)`` are sent. ``code`` is not
-    one whose size varies.
+    """The pairs in the wires of :func:`write_topk_` for rows of so many numbers n, of which ``kept(n)`` are sent. ``code``
+    is not one whose size varies.
     """
     counts = tuple(kept(n) for n in sizes)
     codes = tuple(index_lists.fixed_code(n, k, code) for n, k in zip(sizes, counts, strict=True))
@@ -127,8 +127,8 @@ def write_at_least_(
     *,
     strict: bool = False,
 ) -> tuple[Tensor, bool]:
-    """What reaches (strict: exceeds) its row's bound -> (wire of :func:`write_counted_`, whether ``rows + memory`` was
-    finite), with memory and rest as :meth:`grace.Compressor.encode_` has them.
+    """Writes the numbers that reach (strict: exceed) their row's bound -> (wire of :func:`write_counted_`, whether
+    ``rows + memory`` was finite), with memory and rest as :meth:`grace.Compressor.encode_` has them.
     """
     narrow, out, all_finite = values == "bfloat16", [], True
     for j, (row, bound) in enumerate(zip(rows, bounds, strict=True)):

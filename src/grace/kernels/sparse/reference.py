@@ -142,5 +142,5 @@ def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _parts(message: Tensor, many: Many, lists: PlaceLists) -> list[Tensor]:
-    """What each row says, of ``message [s]``."""
+    """The part of ``message [s]`` that belongs to each row."""
     return [message[place // 4 :][:k] for place, k in zip(many.places, lists.kept, strict=True)]

@@ -12,10 +12,11 @@ from torch import Tensor
 from grace.compute.launching import launch, power_of_two
 from grace.kernels.blocks import block_count, block_sizes, clip_block
 from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.many.triton import numbers_of, tensor_of, tile_at, tile_of, wire_of
 from grace.kernels.triton import (
     block_max_kernel,
     block_max_of,
+    chunk_of,
     join_pieces_kernel,
     piece_sum_kernel,
     piece_sum_of,
@@ -44,7 +45,7 @@ def largest(rows: Tensor, memory: Tensor | None, block: int) -> Tensor:
     b, n = rows.shape
     block = clip_block(rows, block)
     top = torch.zeros(b, block_count(n, block), dtype=torch.int32, device=rows.device)
-    launch(block_max_kernel, *_by_chunks(rows, top, block), rows, memory, top, n, block, top.shape[1],
+    launch(block_max_kernel, _by_chunks(rows, top, block), rows, memory, top, n, block, top.shape[1],
            HAS_MEMORY=memory is not None, **_shape(block))  # fmt: skip
     return top.view(torch.float32)
 
@@ -122,11 +123,11 @@ def _largest(
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    task, tile = tile_of(programs)
+    group, inner = chunk_of(block, CHUNK)
+    task, tile = tile_at(programs, group)
     _place, n = wire_of(table, task)
     x, e = _sums_of(table, task, like, EVEN)
     k = tile * ROWS + tl.arange(0, ROWS)
-    inner = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     nb = (n + block - 1) // block
     block_max_of(x, e, top + tl.load(heads + task), tile - tile, k, inner, n, block, nb, HAS_MEMORY)
 
@@ -153,7 +154,7 @@ def largest_of_many(many: Many, block: int, *, adds: bool = True) -> Tensor:
     top = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
     shape = _shape(block)
     tiles = many.tiles(shape["ROWS"], block=block)
-    grid = len(tiles), block_count(block, shape["CHUNK"])
+    grid = (len(tiles) * block_count(block, shape["CHUNK"]),)
     launch(_largest, grid, many.table, tiles, many.heads(block), many.like, top, block, EVEN=many.even,
            HAS_MEMORY=adds and many.memories is not None, **shape)  # fmt: skip
     return top.view(torch.float32)
@@ -214,7 +215,7 @@ def _shape(block: int) -> dict[str, int]:
     return {"ROWS": max(1, _CHUNK // chunk), "CHUNK": chunk}
 
 
-def _by_chunks(rows: Tensor, out: Tensor, block: int) -> tuple[tuple[int, int, int]]:
+def _by_chunks(rows: Tensor, out: Tensor, block: int) -> tuple[int, int]:
     shape = _shape(block)
-    grid = block_count(out.shape[1], shape["ROWS"]), rows.shape[0], block_count(block, shape["CHUNK"])
-    return (grid if rows.numel() else (0, 0, 0),)
+    grid = block_count(out.shape[1], shape["ROWS"]) * block_count(block, shape["CHUNK"]), rows.shape[0]
+    return grid if rows.numel() else (0, 0)

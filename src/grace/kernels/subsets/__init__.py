@@ -26,7 +26,7 @@ __all__ = ["Drawing", "add_subset", "put_subsets_many", "sum_subsets_many", "tak
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn from each tensor of a bucket.
+    """Random subsets, one of each tensor of a bucket.
 
     kept: how many numbers, 1 <= kept <= n_t, which are sent in the order of ``rng.subset``; or how many of its blocks, which
         are sent in ascending order. block: B, of which the last one of a tensor may be shorter; None: numbers.

@@ -83,7 +83,7 @@ def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _part(message: Tensor, many: Many, drawing: Drawing, t: int) -> Tensor:
-    """What row t sends, of ``message [s]``."""
+    """The part of ``message [s]`` that belongs to row t."""
     at = many.places[t] // 4
     return message[at : at + drawing.width(t, many.sizes[t])]
 

@@ -200,8 +200,8 @@ def _take_drawn(
 
 @triton.jit
 def _said_at(wire, at, inside, weight, mark, W, stride, LOOKS: tl.constexpr):
-    """What W messages say there, times weight and added up in their order; 0 outside. A mark where the sum, or if it LOOKS at
-    them one of the numbers, is not finite.
+    """The numbers of W messages there, times weight and added up in their order; 0 outside. Sets the status flag where the
+    sum, or if it LOOKS at them one of the numbers, is not finite.
     """
     total, largest = tl.zeros(at.shape, tl.float32), tl.zeros(at.shape, tl.int32)
     for _ in range(W):
@@ -241,7 +241,7 @@ def _put_drawn(
 
 
 class Subsets:
-    """What is drawn from the tensors of a bucket.
+    """Random subsets of the tensors of a bucket, as kernels read them.
 
     step: the one for which it was drawn last; None: it was not. index: the places of all tensors, where their wires begin.
     """
@@ -344,7 +344,7 @@ def sum_subsets_many(rows: Tensor, many: Many, drawing: Drawing, step: int, weig
 
 
 def _drawn(many: Many, drawing: Drawing, step: int) -> Subsets:
-    """What is drawn in this step, anew unless it was drawn last."""
+    """The subsets of this step, drawn anew unless they were drawn last."""
     subsets = Subsets.of(many, drawing)
     if subsets.step != step:
         subsets.draw(step)

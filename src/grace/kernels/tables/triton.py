@@ -170,5 +170,5 @@ def _numbers(table: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
 
 @functools.lru_cache(maxsize=64)
 def _shares(sums: tuple[int, ...], most: int, device: torch.device) -> Tensor:
-    """What sums up to ``most`` say, in units of A, on a device, copied there once."""
+    """The values of sums up to ``most``, in units of A, on a device, copied there once."""
     return share_of(host_int64(sums), 2 / most).to(device)

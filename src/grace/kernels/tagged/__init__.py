@@ -20,7 +20,7 @@ __all__ = ["TaggedCode", "TaggedPlaces", "choose_tagged_many", "sum_tagged_many"
 
 @operation
 def choose_tagged_many(like: Tensor, many: Many, code: TaggedCode) -> Chosen:
-    """What is to be sent of each tensor plus its memory; of one that is not finite it is zeros. ``like`` is a number on the
+    """Selects from each tensor plus its memory; a tensor that is not finite sends zeros. ``like`` is a number on the
     device.
     """
 

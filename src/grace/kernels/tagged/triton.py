@@ -196,8 +196,9 @@ def _sum(
 # ---- launched -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Tagged:
-    """What is written. tops float32 ``[T]``: the largest magnitudes, 0 of what is not finite; begins int32 ``[3, programs]``:
-    how many numbers before a tile have each tag, and total ``[3, T]``: how many of each row.
+    """The tagged numbers, as they are written. tops float32 ``[T]``: the largest magnitudes, 0 of what is not finite;
+    begins int32 ``[3, programs]``: how many numbers before a tile have each tag, and total ``[3, T]``: how many of each
+    row.
     """
 
     tops: Tensor
@@ -226,7 +227,7 @@ def _spans(many: Many) -> Tensor:
 
 
 def _reading(many: Many, code: TaggedCode) -> dict[str, Any]:
-    """What kernels that read sums are compiled for."""
+    """The compile-time constants of the kernels that read sums."""
     return {"P": code.p, "RELATIVE": int(code.relative), "HAS_MEMORY": many.memories is not None, "EVEN": many.even}
 
 

@@ -1,4 +1,4 @@
-"""What exceeds a bound: how many numbers, and the sum of their magnitudes; and how far numbers reach.
+"""Statistics of the numbers that exceed a bound: how many, and the sum of their magnitudes; and how far numbers reach.
 
 Sums are formed in float64, in the order of :mod:`grace.kernels.statistics`; what does not exceed the bound counts as 0.
 """

@@ -29,8 +29,8 @@ def lanes_of(G: tl.constexpr, PER: tl.constexpr):
 
 @triton.jit
 def sum_of_tile(x, e, bad, tile, start, n, lane, HAS_MEMORY: tl.constexpr, SPAN: tl.constexpr):
-    """What a program encodes: (the tile's first number in its row, and in x and e, which lanes count, whether all of them do,
-    ``x + e``). Leaves a mark if one is not finite. ``lane``: :func:`lanes_of`, or ``[SPAN]``.
+    """The input of one program: (the tile's first number in its row, and in x and e, which lanes count, whether all of them
+    do, ``x + e``). Sets the status flag if one is not finite. ``lane``: :func:`lanes_of`, or ``[SPAN]``.
     """
     first = tile * SPAN
     left = left_of(n, first, SPAN)
@@ -51,7 +51,7 @@ def within(first, lane, BLOCK: tl.constexpr):
 
 @triton.jit
 def of_blocks(at, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """What lies at ``at``, a number for each block of a row: of the tile's blocks, or of each number's."""
+    """The numbers at ``at``, one for each block of a row: of the tile's blocks, or of each number's."""
     if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
         value = tl.load(at + k, k * BLOCK < n, 0)

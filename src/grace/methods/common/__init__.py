@@ -1,4 +1,4 @@
-"""What several methods share: operators, fields of wires, matrices, rotations. No module here is a method of its own.
+"""Shared parts of several methods: operators, fields of wires, matrices, rotations. No module here is a method of its own.
 
 ==================  ================================================================================================
 streams             zlib and zstd for any wire

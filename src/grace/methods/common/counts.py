@@ -22,7 +22,7 @@ class KeptOfEach:
     ratio: float
 
     def __call__(self, counts: Tensor) -> Tensor:
-        """Of ``counts``, int64 of any shape, which may be 0: then none is kept."""
+        """Kept numbers of ``counts``, int64 of any shape; none of a count of 0."""
         exact = counts.double()
         return (exact * self.ratio - exact * 1e-9).ceil().long().clamp_min(1).minimum(counts)
 

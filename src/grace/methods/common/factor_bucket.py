@@ -89,7 +89,7 @@ class DenseTensors:
 
 
 class FactorPlan:
-    """What is the same at every step.
+    """Plan of a bucket of factors: what stays the same at every step.
 
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. device: of all of them. narrow: whether

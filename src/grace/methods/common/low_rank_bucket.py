@@ -31,7 +31,7 @@ HALF = torch.finfo(torch.float32).max / 2
 
 
 class LowRankPlan:
-    """What is the same at every step.
+    """Plan of a bucket of low-rank factors: what stays the same at every step.
 
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each.
@@ -179,7 +179,7 @@ class LowRankBucket:
         return {i: self._means[i] for i in plan.dense}
 
     def _part(self, message: Tensor, i: int) -> Tensor:
-        """What a message ``[s]`` says of tensor i, flat."""
+        """The part of a message ``[s]`` that belongs to tensor i, flat."""
         return message[self._plan.places[i] : self._plan.places[i + 1]]
 
     def _left_of(self, t: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the methods that see a tensor as a matrix share.
+"""Shared parts of the methods that see a tensor as a matrix.
 
 Letters: M is m x l: m the first dimension, l all others flattened; r the rank; factors are m x r or l x r.
 """

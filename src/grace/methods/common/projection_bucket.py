@@ -33,7 +33,7 @@ from grace.methods.common.matrices import Sides
 
 
 class ProjectionPlan(LowRankPlan):
-    """What is the same at every step.
+    """Plan of a bucket of projections: what stays the same at every step.
 
     Args:
         sides, sizes: as in :class:`LowRankPlan`.

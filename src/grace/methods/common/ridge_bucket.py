@@ -104,17 +104,15 @@ class RidgeBucket(TurnedBucket):
         yield from self._sum()
 
     def firsts(self) -> dict[int, Exchanged[Any]]:
-        """What followed from the first factors, of which those that are not finite become 0: the results of what travelled as
-        it is.
-        """
+        """Results of the tensors that travelled uncompressed. First factors that are not finite become 0."""
         (kind,) = self._plan.kinds
         self.finite = finite_many(kind.all, kind.said)
         clear_many(self.finite, kind.said)
         return self._plan.dense.results(self._message, self._xs, self._means, keep=self._keep)
 
     def succeed(self) -> list[Tensor]:
-        """What follows each last factor: the mean, or where it is not finite or all of it is 0 the last one. A zero gradient
-        says nothing about where to look next.
+        """The next value of each last factor: the mean, or where it is not finite or all of it is 0 the last one. A zero
+        gradient says nothing about where to look next.
         """
         for (kind, _, _, factors), finite in zip(self._kinds(), self._finite, strict=True):
             succeed_many(nonzero_many(finite, kind.said), kind.successors, kind.spans, factors)

@@ -1,4 +1,6 @@
-"""What is selected from the tensors of a bucket, as the tensors of another one, which a compressor of all numbers encodes."""
+"""The numbers selected from the tensors of a bucket, as the tensors of another one, which a compressor of all numbers
+encodes.
+"""
 
 from __future__ import annotations
 

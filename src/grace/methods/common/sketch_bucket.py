@@ -38,7 +38,7 @@ from grace.kernels.staging import clear_many, narrow_many
 
 
 class Sketching(NamedTuple):
-    """What is sent of a tensor: c columns of a sketch, or None; then p candidates, of which k are kept."""
+    """The sizes of a sketched tensor: c columns of a sketch, or None; then p candidates, of which k are kept."""
 
     cols: int | None
     candidates: int
@@ -46,7 +46,7 @@ class Sketching(NamedTuple):
 
 
 class SketchPlan:
-    """What is the same at every step.
+    """Plan of a bucket of sketches: what stays the same at every step.
 
     Args:
         sizes: numbers of each tensor. rows: R. ways: what is sent of each. owner: the name that keys the sketches' streams.

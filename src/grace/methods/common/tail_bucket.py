@@ -69,7 +69,7 @@ def fitted_thresholds(
 
 
 def _fit_pareto(rows: Sequence[Tensor], shares: Sequence[float]) -> tuple[list[float], dict[int, float]]:
-    """What thresholds of ``rows [n]`` are at most, and the thresholds of the first stage, where there is any."""
+    """Upper limits of the thresholds of ``rows [n]``, and the thresholds of the first stage, where there is any."""
     told = _ask([(*_top(row), *moments(row)) for row in rows])
     eta = {
         t: pareto_quantile_of(mu, variance, shares[t])
@@ -113,5 +113,5 @@ def _above(a: Tensor, eta: float, count: int) -> Tensor:
 
 
 def _ask(numbers: Sequence[Sequence[Tensor]]) -> list[list[float]]:
-    """What the host is told of each of several tensors: numbers of no dimension."""
+    """Copies numbers of no dimension, of each of several tensors, to the host."""
     return torch.stack([torch.stack(tuple(each)) for each in numbers]).tolist() if numbers else []

@@ -76,7 +76,9 @@ def threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio: floa
 
 
 def stage_shares(ratio: float, stages: int, first_ratio: float) -> list[float]:
-    """What each of so many stages keeps of what the last one has left; no more than :func:`most_stages`."""
+    """The share that each of so many stages keeps of the numbers that the last one has left; no more than
+    :func:`most_stages`.
+    """
     stages = min(stages, most_stages(ratio, first_ratio))
     if stages == 1:
         return [ratio]
@@ -100,7 +102,7 @@ def most_stages(ratio: float, first_ratio: float) -> int:
 
 
 def pareto_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of a generalized Pareto distribution with a's mean and variance exceeds; a is ``[n]``."""
+    """The number that ``share`` of a generalized Pareto distribution with a's mean and variance exceeds; a is ``[n]``."""
     mean, variance = moments(a)
     return pareto_quantile_of(float(mean), float(variance), share)
 
@@ -112,7 +114,7 @@ def moments(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pareto_quantile_of(mu: float, variance: float, share: float) -> float:
-    """What ``share`` of a generalized Pareto distribution with this mean and variance exceeds."""
+    """The number that ``share`` of a generalized Pareto distribution with this mean and variance exceeds."""
     if variance <= 1e-12 * mu * mu:  # all equal
         return -mu * math.log(share)
     kappa = (1 - mu * mu / variance) / 2
@@ -122,7 +124,7 @@ def pareto_quantile_of(mu: float, variance: float, share: float) -> float:
 
 
 def gamma_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of the numbers exceed if those that are not zero follow a gamma distribution; a is ``[n]``."""
+    """The number that ``share`` of all exceed if those that are not zero follow a gamma distribution; a is ``[n]``."""
     some = a[a > 0]
     mean, log_mean = log_moments(some)
     return gamma_quantiles([GammaFit.of(float(mean), float(log_mean), share, a.numel(), some.numel())])[0]
@@ -145,7 +147,7 @@ class GammaFit(NamedTuple):
 
     @classmethod
     def of(cls, mean: float, log_mean: float, share: float, n: int, count: int) -> GammaFit:
-        """What is fitted to the ``count`` of n numbers that are not zero, of which the moments are; ``share`` is of all n."""
+        """The fit to the ``count`` of n numbers that are not zero, whose moments are given; ``share`` is of all n."""
         return cls(mean, math.log(mean) - log_mean, share * n / count)
 
     @property
@@ -155,7 +157,7 @@ class GammaFit(NamedTuple):
 
 
 def gamma_quantiles(fits: Sequence[GammaFit]) -> list[float]:
-    """What the share of each of these exceeds."""
+    """The number that the share of each of these exceeds."""
     shapes = {
         t: (3 - fit.s + math.sqrt((fit.s - 3) ** 2 + 24 * fit.s)) / (12 * fit.s)
         for t, fit in enumerate(fits)

@@ -64,7 +64,7 @@ class Triples(Compressor):
 
     @property
     def _unit(self) -> float:
-        """What sizes are measured in: the norm of a matrix of ones, so that no size overflows."""
+        """The unit of sizes: the norm of a matrix of ones, so that no size overflows."""
         return math.sqrt(self.m * self.l)
 
     @property

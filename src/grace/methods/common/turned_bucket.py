@@ -40,7 +40,7 @@ from grace.random import Stream
 
 
 class Tails:
-    """What follows the matrices in their tensors, and travels as it is behind their factors.
+    """The numbers behind the matrices in their tensors, which travel uncompressed behind the factors.
 
     Args:
         ends: how many numbers precede the tail of each tensor. sides: likewise, in the message. sizes: numbers of each tensor.
@@ -143,7 +143,7 @@ class Kind:
 
 
 class TurnedPlan:
-    """What is the same at every step.
+    """Plan of a bucket of transposed matrices: what stays the same at every step.
 
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. turned: of each matrix, whether its
@@ -312,7 +312,7 @@ class TurnedBucket:
         return zip(self._plan.kinds, self._wide, self._narrow, self._factors, strict=True)
 
     def _part(self, i: int) -> Tensor:
-        """What the message says of tensor i, flat."""
+        """The part of the message that belongs to tensor i, flat."""
         return self._message[self._plan.places[i] : self._plan.places[i + 1]]
 
 

@@ -95,7 +95,7 @@ class WaitingBucket:
     def succeed(
         self, outs: Sequence[Exchanged[Any]], decay: float, keep_error: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What follows each r and each d, of any shapes, in storage that stays valid."""
+        """The next r and d of each tensor, of any shapes, in storage that stays valid."""
         many, flats = self.bucket.many, self.flats
         r, d, rest = flats["r"], flats["d"], flats["lent"]
         sizes = many.numbers("padded", lambda: padded_sizes(many.sizes), torch.int64)

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.contract.method import Method
+from grace.contract.method import Exchanged, Method
 from grace.verify.outcome import Held, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import check_each
 
 
-def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None:
-    """``mean`` is bit-identical on all ranks, and of the dtype and shape of the input."""
-    states = [method.init(x) for x in xs]
+def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> list[Exchanged[Any]]:
+    """``mean`` is bit-identical on all ranks, and of the dtype and shape of the input. Returns what the last step gave."""
+    states, outs = [method.init(x) for x in xs], list[Exchanged[Any]]()
     for step in range(steps):
         outs = run(method, xs, states, step=step)
         states = [out.state for out in outs]
@@ -25,8 +25,9 @@ def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None
             assert out.mean.shape == x.shape, f"agreement: mean is {out.mean.shape}, the gradient {x.shape}"
             assert out.finite == outs[0].finite, f"agreement: finite differs between rank 0 and {rank}"
             assert same_bits(out.mean, outs[0].mean), f"agreement: mean of rank {rank} differs from that of rank 0"
+    return outs
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     return check_each(agreement, one, profile)

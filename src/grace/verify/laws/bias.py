@@ -45,7 +45,7 @@ def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> Non
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if subject.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
     chances = []

@@ -64,7 +64,7 @@ def varies(method: Method[Any]) -> bool:
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     for name in ("one element", "empty", "zeros", "f16", "f64"):
         xs = make_workers(UGLY[name], max(2, subject.least_world))
         for method in subject.all:

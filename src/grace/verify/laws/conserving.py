@@ -86,7 +86,7 @@ def _owed(method: Method[Any], state: Any, like: Tensor) -> Tensor:
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if not subject.conserves:
         assert subject.remembered is None, "conservation: what does not conserve must refuse a memory"
         return no_promise("a vote, a sum that the network rounds, or a memory of its own; it refuses another")

@@ -108,7 +108,7 @@ def _cut(answer: Tensor, dice: random.Random) -> Tensor:
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     trials = refused = 0
     for method in one.all:
         for xs in (make_some(one), make_workers(normal(5), max(2, one.least_world))):

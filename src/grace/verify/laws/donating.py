@@ -48,7 +48,7 @@ def in_place(exchanges: list[Exchange[Any]], grid: Grid | None = None, *, donate
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     for name in ("odd size", "f16", "non-contiguous"):
         answers_may_alias(one.core, make_workers(UGLY[name], max(2, one.least_world)))
     return Held("bit for bit")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.contract.method import Method
+from grace.contract.method import Exchanged, Method
 from grace.verify.inputs import HUGE, UGLY
 from grace.verify.laws.agreeing import agreement
 from grace.verify.laws.conserving import conservation
@@ -23,7 +23,11 @@ EDGES = ("one element", "1x1", "0-d", "empty", "empty matrix", "zeros", "zeros o
 
 def finite_stays_finite(method: Method[Any], xs: Sequence[Tensor]) -> None:
     """Finite gradients have a finite mean, and leave finite memories."""
-    for rank, out in enumerate(run(method, xs)):
+    _check_finite(run(method, xs))
+
+
+def _check_finite(outs: Sequence[Exchanged[Any]]) -> None:
+    for rank, out in enumerate(outs):
         assert out.finite, f"finite: rank {rank} reads finite gradients as non-finite"
         assert bool(out.mean.isfinite().all()), f"finite: rank {rank} has an inf or NaN in the mean of finite numbers"
         for leaf in leaves(out.state):
@@ -33,14 +37,13 @@ def finite_stays_finite(method: Method[Any], xs: Sequence[Tensor]) -> None:
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     worlds = choose_worlds(subject, profile)
     subject.method.facts(torch.empty(0, device="meta", dtype=torch.float32))  # it may claim anything, but must not fail
     for i, name in enumerate(EDGES):
         xs = make_workers(UGLY[name], worlds[i % len(worlds)])
         for method in subject.all if profile.every else [subject.all[i % len(subject.all)]]:
-            name_input(name, agreement, method, xs)
-            name_input(name, finite_stays_finite, method, xs)
+            name_input(name, _check_finite, name_input(name, agreement, method, xs))
         if subject.conserves:
             name_input(name, conservation, subject.core, xs)
     xs = make_workers(HUGE, worlds[-1])

@@ -51,7 +51,7 @@ def errors_hold(errors: Tensor, size: float, facts: grace.Facts) -> None:
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if one.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
     found = _bounds(one, profile)

@@ -65,7 +65,7 @@ def _fail_at(exchanges: list[Exchange[Any]], round_: int, grid: Grid | None) -> 
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     for method in one.all:
         for make in (normal(*SHAPE), UGLY["empty"]):
             failure_leaves_memory(method, make_workers(make, max(2, one.least_world)))

@@ -46,7 +46,7 @@ def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     others = [grace.method("none"), grace.method("powersgd:rank=1,min_rate=0.1")]
     for world in choose_worlds(subject, profile):
         for method in subject.all:

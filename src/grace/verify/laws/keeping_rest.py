@@ -27,7 +27,7 @@ def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if not one.conserves:
         return no_promise("it has no rest")
     for name in ("normal", "odd size", "f16", "f64"):

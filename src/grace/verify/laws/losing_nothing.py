@@ -42,7 +42,7 @@ def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if subject.remembered is None:
         return no_promise("it refuses a memory")
     for xs in make_sets(subject, profile):

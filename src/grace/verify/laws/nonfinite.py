@@ -39,7 +39,7 @@ def nonfinite_is_agreed(method: Method[Any], steps: Sequence[Sequence[Tensor]], 
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     names = ("normal", "one element", "f16", *(("0-d", "f64", "zeros", "channels last") if profile.ugly else ()))
     cases = [(name, bad) for bad in (math.nan, math.inf, -math.inf) for name in names]
     for name, bad in cases[:: 1 if profile.every else 4]:

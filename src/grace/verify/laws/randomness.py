@@ -76,7 +76,7 @@ def _measure_variance(method: Method[Any], xs: Sequence[Tensor], draws: int) -> 
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     for method in subject.all:
         for xs in (make_some(subject), make_workers(UGLY["zeros"], max(2, subject.least_world))):
             own_randomness(method, xs)

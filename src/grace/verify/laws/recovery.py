@@ -33,7 +33,7 @@ def exact_recovery(method: Method[Any], xs: Sequence[Tensor]) -> None:
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     entry = recipe_of(type(layers(one.method)[-1]))
     if entry is None or not entry.recovers:
         return no_promise("no input is declared to come back exactly")

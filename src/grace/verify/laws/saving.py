@@ -44,7 +44,7 @@ def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop:
 
 
 def check(one: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     steps = [make_workers(normal(12, 8, seed=t), max(2, one.least_world)) for t in range(4)]
     for method in one.all:
         state_survives(method, steps, stop=2)

@@ -43,7 +43,7 @@ def summable(compressor: grace.Compressor, rows: Tensor) -> None:
 
 
 def check(subject: Subject, profile: Profile) -> Held:
-    """What the report says about it."""
+    """Checks the law; returns the report's entry about it."""
     if subject.compressor is None:
         return no_promise("it has its own exchange")
     for n in (1, 2, 5, 31, 257):

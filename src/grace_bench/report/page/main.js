@@ -1,22 +1,33 @@
 "use strict";
-// Filters, legend, theme, printing; figures are drawn when they come into view.
+// Filters, legend, theme, printing; all figures are drawn at once, those in view first: what is printed or photographed is whole.
 
 const cards = []; // the elements of the figures; data-fresh says whether one shows what is selected
 let ready = false; // Vega is there
+let filling = false; // figures out of view are being drawn
 
+const isStale = (card) => card.dataset.fresh === "false";
 const isNear = (card) => {
   const box = card.getBoundingClientRect();
   return box.bottom > -300 && box.top < window.innerHeight + 300;
 };
+const idle = () => new Promise((go) => (window.requestIdleCallback ? requestIdleCallback(go, { timeout: 200 }) : setTimeout(go)));
 
 function draw(card) {
   card.dataset.fresh = "soon";
-  drawFigure(card);
+  return drawFigure(card);
 }
 
-function drawVisible() {
+async function drawFigures() {
   if (!ready) return;
-  for (const card of cards) if (card.dataset.fresh === "false" && (state.printing || isNear(card))) draw(card);
+  for (const card of cards) if (isStale(card) && (state.printing || isNear(card))) draw(card);
+  if (filling) return;
+  filling = true;
+  try {
+    for (let card; (card = cards.find(isStale)); ) { // the others, one after another
+      await idle();
+      if (isStale(card)) await draw(card);
+    }
+  } finally { filling = false; }
 }
 
 // What depends on the selection, other than the figures
@@ -31,7 +42,7 @@ function drawTexts() {
 function drawAll() {
   drawTexts();
   for (const card of cards) card.dataset.fresh = "false";
-  drawVisible();
+  drawFigures();
 }
 
 // ---- filters ----
@@ -203,9 +214,6 @@ if (DATA.groups.length) {
 }
 document.addEventListener("DOMContentLoaded", () => {
   ready = true;
-  const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting && entry.target.dataset.fresh === "false") draw(entry.target);
-  }, { rootMargin: "300px" });
-  for (const figure of cards) seen.observe(figure);
+  drawFigures();
   document.documentElement.dataset.ready = "true";
 });

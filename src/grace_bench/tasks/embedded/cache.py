@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 
 def load_or_build(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
-    """What ``build`` returns, from the cache if it is there.
+    """The result of ``build``, from the cache if it is there.
 
     Of several processes that ask at once, one builds and the others wait for it. An entry is there whole or not at all.
     Arrays are mapped copy-on-write: workers share the pages. Where nothing can be kept (no permission, a full disk), the

@@ -68,12 +68,12 @@ class Page:
             assert time.monotonic() < end, f"not within {seconds} s: {code}"
         return found
 
-    def figures(self):
-        """Scrolls to each figure and waits until it is drawn; their names."""
+    def figures(self, seconds=PATIENCE):
+        """Waits, without scrolling, until all figures are drawn; their names."""
         names = self.js("return [...document.querySelectorAll('.figure')].map((one) => one.dataset.figure)")
         for name in names:
-            self.js("document.getElementById(arguments[0]).scrollIntoView()", f"figure-{name}")
-            self.until("return document.getElementById(arguments[0]).dataset.fresh === 'true'", f"figure-{name}")
+            fresh = "return document.getElementById(arguments[0]).dataset.fresh === 'true'"
+            self.until(fresh, f"figure-{name}", seconds=seconds)
             assert self.js(
                 "const all = [...document.querySelectorAll('#' + arguments[0] + ' .plot')];"
                 "return all.every((one) => one.querySelector('svg.marks'))",

@@ -62,7 +62,6 @@ def points(page, name):
 
 
 def check_figures(page):
-    assert page.js("return document.querySelector('#figure-prediction svg')") is None
     assert page.figures() == [figure.name for figure in FIGURES]
     assert page.js("return document.getElementById('missing')") is None
     paths = page.js(
@@ -75,8 +74,22 @@ def check_figures(page):
     assert points(page, "quality-epoch-time") == [TRAINED] * 2
 
 
-def test_every_figure_is_drawn_and_only_when_it_comes_into_view(page):
+def test_every_figure_is_drawn_without_scrolling(page):
     check_figures(page)
+    assert page.js("return window.scrollY") == 0
+    assert page.js("return document.documentElement.scrollHeight > 2 * window.innerHeight"), (
+        "they do not fit the window"
+    )
+
+
+def test_a_page_that_draws_what_is_in_view_alone_is_caught(open_browser, report):
+    right, lazy = report.read_text(encoding="utf-8"), report.with_name("lazy.html")
+    wrong = right.replace("(card = cards.find(isStale))", "(card = null)")
+    assert wrong != right
+    lazy.write_text(wrong, encoding="utf-8")
+    open_browser.open(lazy)
+    with pytest.raises(AssertionError, match="not within"):
+        open_browser.figures(seconds=2)
 
 
 def test_a_page_with_a_defect_is_caught(open_browser, report):

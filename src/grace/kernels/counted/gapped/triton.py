@@ -31,14 +31,14 @@ from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
 
 @dataclass(frozen=True)
 class _Notes:
-    """What is to be written: the table of its lists, and what lies where."""
+    """Plan of a write: the table of its lists, and the position of each part."""
 
     table: GapTable
     laid: Laid
 
 
 class _Fields:
-    """What rows of ``sizes`` numbers say whose wires begin with these counts: -1 is all.
+    """Fields of rows of ``sizes`` numbers whose wires begin with these counts: -1 is all.
 
     stored: of each, how many values it has. lists: of places. tables: int64 ``[rows, 8]``, as
     :class:`grace.kernels.counted.triton.Lists` has them, with lists and values side by side; where values begin is left out.

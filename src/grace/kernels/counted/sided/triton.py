@@ -85,7 +85,7 @@ class _Lists:
 
 @dataclass(frozen=True)
 class ListedSides:
-    """What is selected, in lists. total: int32 ``[T]``, how many numbers of each tensor."""
+    """The selected numbers, in lists. total: int32 ``[T]``, how many numbers of each tensor."""
 
     many: Many
     lists: _Lists
@@ -100,8 +100,9 @@ class ListedSides:
 
 
 def list_sides(many: Many, sides: SideSelection, step: int) -> tuple[ListedSides, Tensor, Tensor]:
-    """What ``sides`` selects of each tensor plus its memory in this step: (lists of it; their fronts int64 ``[T]``; ``[T]``
-    bool, which tensors are finite). Rests, if there are any, become those sums; of what is not finite nothing is selected.
+    """Selects by ``sides`` from each tensor plus its memory in this step: (lists of the selected numbers; their fronts
+    int64 ``[T]``; ``[T]`` bool, which tensors are finite). Rests, if there are any, become those sums; of what is not
+    finite nothing is selected.
     """
     signs = torch.zeros(len(many), 2, dtype=torch.int32, device=many.device)
     finite = measure_many(Look.at_many(many), many, None, signs)

@@ -76,7 +76,7 @@ def write_places(message: Tensor, places: LaidPlaces, where: Tensor, tiles: Tens
 
 
 def find_places(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlaces, where: Tensor) -> Listing:
-    """What wires in ``rows [W, s]`` uint8 list, which begin at ``where [W, T, 3]``."""
+    """Reads the places that wires in ``rows [W, s]`` uint8 list, which begin at ``where [W, T, 3]``."""
     W, T, device = len(rows), len(many), many.device
     told = [k for (k,) in ask_counts(rows, places, 1)]
     sizes, widths = many.sizes * W, list(chain(*places.widths))

@@ -45,8 +45,8 @@ def _turner_at(
     table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, apart,
     SIGNS: tl.constexpr, END: tl.constexpr, MANY: tl.constexpr, KEYED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """What a program rotates: (which tile of its row, where the row's numbers start, x, e, out, p, m, its mark, n, its first
-    block of those of all, the two words of its key). x and p: of many, one number like theirs.
+    """The input of one rotating program: (which tile of its row, where the row's numbers start, x, e, out, p, m, its status
+    flag, n, its first block of those of all, the two words of its key). x and p: of many, one number like theirs.
     """
     if MANY:
         task, tile = tile_of(programs)
@@ -125,7 +125,7 @@ def _signed(y, words, bit):
 
 @triton.jit
 def _ended(y, out, p, m, at, inside, full, END: tl.constexpr, HAS_SECOND: tl.constexpr):
-    """What becomes of out at ``at``."""
+    """The new value of out at ``at``."""
     if END == 1:
         whole = load_sum(p, m, at, inside, HAS_SECOND, full)
         y = whole - y

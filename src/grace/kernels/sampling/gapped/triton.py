@@ -31,7 +31,7 @@ from grace.kernels.sparse.triton import AT_ONCE, sum_tables
 
 @dataclass(frozen=True)
 class GapNotes:
-    """What is to be written: the table of lists, 2 T of them, what lies where, and how long each part of a wire is."""
+    """Plan of a write: the table of lists, 2 T of them, and the position and length of each part of a wire."""
 
     table: GapTable
     laid: Laid
@@ -39,7 +39,7 @@ class GapNotes:
 
 
 class _Parts:
-    """What lies where in wires of rows that hold k1 and k2 numbers; of those that are dense all n are certain to be kept.
+    """Positions in wires of rows that hold k1 and k2 numbers; of those that are dense all n are certain to be kept.
 
     kept: of both lists. before: bytes in front of the lists. tables: int64 ``[2, rows, 8]``, of values and of signs, as
     :class:`grace.kernels.counted.triton.Lists` has them, with all values and signs side by side.

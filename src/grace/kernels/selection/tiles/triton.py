@@ -44,8 +44,8 @@ def key_of_number(p, CLAMP: tl.constexpr):
 
 @triton.jit
 def row_at(table, programs, x, n, tiles, spans, HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr):
-    """What a program looks at: (its row, which of its tiles or of its groups of tiles, the row's first tile of all, x, where
-    the row starts in it, n).
+    """The input of one program: (its row, which of its tiles or of its groups of tiles, the row's first tile of all, x,
+    where the row starts in it, n).
     """
     if MANY:
         task, tile = tile_of(programs)
@@ -223,7 +223,7 @@ def noted(
 
 
 class Notes(NamedTuple):
-    """What may be selected, of all tiles: ``slabs`` int16 ``[tiles, 512]`` and ``counts`` int32 ``[1, tiles]``.
+    """Candidates for selection, of all tiles: ``slabs`` int16 ``[tiles, 512]`` and ``counts`` int32 ``[1, tiles]``.
 
     state: int32 ``[searches, 10]``, of each search for the k-th largest key: the least key that is noted; how many numbers
         less than k are noted; then four times what is known of that key after 0 to 3 histograms: its upper bits, and which of

@@ -1,0 +1,57 @@
+"""Grids of kernels: CUDA starts at most 2^31 - 1 programs on the first axis, and 65,535 on each other one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grace.compute.launching import launch
+from grace.errors import InputError
+from grace.kernels.many import Many
+
+
+class Kernel:
+    """Takes the place of a Triton kernel: keeps its grids, and computes nothing."""
+
+    def __init__(self, name="_kernel"):
+        self.__name__ = name
+        self.grids = []
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return lambda *args, **constants: None
+
+
+@pytest.mark.parametrize("grid", [(1,), (2**31 - 1, 65_535), (1, 65_535, 65_535), (0, 70_000)])
+def test_a_grid_that_cuda_starts(grid):
+    kernel = Kernel()
+    launch(kernel, grid, torch.zeros(1))
+    assert kernel.grids == ([] if 0 in grid else [grid])
+
+
+@pytest.mark.parametrize("grid", [(2**31,), (1, 65_536), (1, 1, 65_536)])
+def test_a_grid_that_cuda_refuses(grid):
+    kernel = Kernel()
+    with pytest.raises(
+        InputError, match=r"_kernel would need a grid of .* programs.*at most 2147483647 x 65535 x 65535"
+    ):
+        launch(kernel, grid, torch.zeros(1))
+    assert not kernel.grids
+
+
+def test_statistics_of_a_tensor_of_600_million_numbers_have_a_grid(monkeypatch):
+    # One block, as natural and 3lc have it: its chunks once lay on the second axis, on which CUDA has no room for them.
+    statistics = pytest.importorskip("grace.kernels.statistics.triton", reason="needs Triton")
+    kernel = Kernel()
+    for name in ("block_max_kernel", "piece_sum_kernel", "join_pieces_kernel", "_largest", "_piece_sums"):
+        monkeypatch.setattr(statistics, name, kernel)
+    x = torch.empty(1, 600_000_000)  # its pages are never touched
+    statistics.largest(x, None, x.shape[1])
+    statistics.euclidean_norm(x, None, x.shape[1])
+    assert len(kernel.grids) == 3
+    many = Many([x.shape[1]], [0], [], torch.device("cpu"))
+    assert many.point([x])
+    statistics.largest_of_many(many, x.shape[1])
+    statistics.euclidean_norm_of_many(many, x.shape[1])
+    assert len(kernel.grids) == 6
+    assert kernel.grids[0][0] == kernel.grids[3][0] == -(-x.shape[1] // 4096)
