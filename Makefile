@@ -37,8 +37,6 @@ TYPES  := $(BIN)/mypy && $(BIN)/lint-imports
 RECORD ?= build/seconds.tsv
 # In a line that has MAKE itself, make -n would run all of it.
 AGAIN  := $(MAKE)
-# make quick looks for what differs from this commit (tests/quick.py).
-SINCE  ?= HEAD
 
 # Tests, while types and imports are checked; what these say comes at the end. What runs in the background does not hear of
 # Ctrl-C: the trap ends it.
@@ -52,7 +50,7 @@ cat build/types.log build/imports.log; exit $$((tests | types | imports))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test triton doors laws bench-test gate night fuzz gpu-test gpu-bench native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test triton doors laws bench-test gate night night-tests night-fuzz fuzz gpu-test gpu-bench native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,10 +76,10 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a networ
 
 # The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again, and
 # pytest all tests in each of its processes.
-quick test triton doors laws bench-test gate night: export PYTHONDONTWRITEBYTECODE =
+quick test triton doors laws bench-test gate night night-tests: export PYTHONDONTWRITEBYTECODE =
 
-quick: style ## before a commit: style, types, units, golden bytes, and what rests on files that differ (SINCE=main)
-	$(call TEST,-q --tier test --changed $(SINCE) tests/test_tiers.py tests/test_quick.py tests/unit tests/golden tests/laws)
+quick: style ## while one works: style, types, units and golden bytes
+	$(call TEST,-q --tier test tests/unit tests/golden)
 
 test: style ## before a commit: style, types, and every test that needs neither Triton's interpreter nor many processes
 	$(BIN)/python -m compileall -q -j 0 src tests
@@ -104,16 +102,18 @@ gate: style ## what must pass before a merge: test, triton, doors, laws and benc
 	$(BIN)/python -m compileall -q -j 0 src tests
 	$(call TEST)
 
-# A part that fails stops no other (tests/night.py). Tests are given an hour each: Triton's
-# interpreter is slow, and a busy machine, too.
+# A part that fails stops no other (-k); make says at the end which did. Tests are given an hour each: Triton's interpreter is
+# slow, and a busy machine, too.
 night: setup ## every test there is, long ones included, each test's seconds in build/seconds.tsv; sanitizers; fuzzing
 	$(BIN)/python -m compileall -q -j 0 src tests
-	$(BIN)/python -m tests.night "style and types: $(AGAIN) lint" \
-	  "tests: GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --timeout 3600 --seconds $(RECORD)" \
-	  "native kernels under sanitizers: $(AGAIN) native-test" \
-	  "tests of native kernels under sanitizers: $(AGAIN) address-test" \
-	  "fuzzing: $(BIN)/python -m tests.fuzz --record 30" \
-	  "fuzzing of exchanges: $(BIN)/python -m tests.fuzz --only exchange --seconds 5"
+	$(AGAIN) --keep-going lint night-tests native-test address-test night-fuzz
+
+night-tests: setup
+	GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --timeout 3600 --seconds $(RECORD)
+
+night-fuzz: setup
+	$(BIN)/python -m tests.fuzz --record 30
+	$(BIN)/python -m tests.fuzz --only exchange --seconds 5
 
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh

@@ -22,12 +22,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests import tiers
-from tests.quick import Changes, check_marks
 
 # What a shell, a CI service or a launcher says of terminals and jobs is not for the commands that tests call.
 SAID = {
     "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS",
-    "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GRACE_LOCAL_WORLD_SIZE", "GRACE_TRANSPORT", "LOCAL_RANK",
+    "TERM", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GRACE_LOCAL_WORLD_SIZE", "GRACE_TRANSPORT", "LOCAL_RANK",
     "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
 }  # fmt: skip
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
@@ -52,11 +51,6 @@ settings.load_profile("grace")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", metavar="FILE", help="write each test's processor and clock seconds here")
     parser.addoption("--tier", choices=list(tiers.TIERS), help="only tests of this tier (tests/tiers.py)")
-    parser.addoption(
-        "--changed",
-        metavar="COMMIT",
-        help="leave out what tests/quick.py names, unless it rests on a file that differs from this commit's",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,34 +93,18 @@ def pytest_collection() -> Iterator[object]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     tier = config.getoption("--tier")
-    if tier and collection_path.is_relative_to(tiers.ROOT) and tiers.leaves_out(collection_path, tier):
-        return True
-    changes = _changes(config)
-    return True if changes is not None and changes.leaves_out(collection_path) else None
-
-
-def _changes(config: pytest.Config) -> Changes | None:
-    """What differs from the commit that --changed names."""
-    if _CHANGES not in config.stash:
-        commit = config.getoption("--changed")
-        config.stash[_CHANGES] = Changes.since(commit) if commit else None
-    return config.stash[_CHANGES]
-
-
-_CHANGES: pytest.StashKey[Changes | None] = pytest.StashKey()
+    inside = collection_path.is_relative_to(tiers.ROOT)
+    return True if tier and inside and tiers.leaves_out(collection_path, tier) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist may change the names in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = tiers.keep(items, config.getoption("--tier"))
-    if (changes := _changes(config)) is not None:
-        kept = changes.keep(kept)
     if len(kept) < len(items):
         names = {item.nodeid for item in kept}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in names])
         items[:] = kept
     tiers.check_marks(items)
-    check_marks(items)
     groups = tiers.arrange(items)
     if (file := getattr(config, "workerinput", {}).get("groups")) is not None and config.workerinput[
         "workerid"
@@ -150,9 +128,8 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: some tests wait for processes of theirs. With --changed hardly any does."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if config.getoption("--changed") else cores + 1
+    """One more than there are cores: some tests wait for processes of theirs."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)

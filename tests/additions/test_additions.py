@@ -34,6 +34,7 @@ def test_the_table_counts_what_one_writes(name: str) -> None:
 
 
 def test_a_table_that_undercounts_is_caught() -> None:
+    """Catches "a wrong number in the table of additions"."""
     page = re.sub(r"^(\| transport \| )\d", r"\g<1>2", PAGE.read_text(), flags=re.MULTILINE)
     assert "transport: 2 files by hand" in find_wrong(read_table(page), ADDITIONS["transport"])
 

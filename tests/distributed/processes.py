@@ -188,6 +188,27 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
+def still_run(pids: Sequence[int]) -> list[int]:
+    """Those of some processes that have not ended after :data:`PATIENCE`; they are killed. One that has ended is none, even if
+    nobody has asked how.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _runs(pid: int) -> bool:
+    import psutil  # which not all environments have
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def skip_without_mpi() -> None:
     """Skips the test where mpi4py is not installed."""
     import pytest  # workers need none

@@ -85,6 +85,7 @@ def counts_sums(rank: int, world: int, place: str) -> None:
 
 
 def test_a_checkpoint_with_a_defect_is_caught(four: Pool, tmp_path: Path) -> None:
+    """Catches "a checkpoint of sums"."""
     four.run(counts_sums, str(tmp_path / "checkpoint"))
 
 

@@ -54,6 +54,7 @@ def kill_one(tmp_path: Path, kind: str, victim: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("kind", "victim"), [("fsdp", 0), ("hsdp", 3)])
 def test_when_a_worker_is_killed_no_other_hangs(tmp_path: Path, kind: str, victim: int) -> None:
+    """Catches "a killed rank that nobody hears of"."""
     kill_one(tmp_path, kind, victim, seed=0)
 
 

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grace.cli.app import app
+from tests.distributed.processes import still_run
 from tests.patience import PATIENCE
 
 OWN_TASK = '''
@@ -61,14 +62,6 @@ def run(*arguments, cwd):
 def folder(tmp_path):
     (tmp_path / "owntask.py").write_text(OWN_TASK)
     return tmp_path
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.usefixtures("forked")
@@ -142,14 +135,7 @@ def test_no_worker_outlives_a_command_that_is_terminated(folder):
         process.communicate()
     assert process.returncode == 143, text
     assert b"Traceback" not in text
-    deadline = time.monotonic() + PATIENCE
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    left = [pid for pid in pids if alive(pid)]
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert not left
+    assert still_run(pids) == []
 
 
 def processes_of(folder):

@@ -418,6 +418,7 @@ def without_the_alarm(rank: int, world: int, mutant: str) -> str:
 
 @pytest.mark.parametrize("mutant", ["who leaves says nothing", "who waits does not listen"])
 def test_a_transport_without_the_alarm_is_caught_by_its_deadline(mpi: MPIPool, mutant: str) -> None:
+    """Catches "a rank that leaves and says nothing"."""
     messages = mpi.run(without_the_alarm, mutant)
     with pytest.raises(AssertionError, match="has left"):
         check_that_all_hear(messages, "mpi")

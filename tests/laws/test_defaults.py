@@ -60,7 +60,7 @@ def test_every_case_under_other_defaults(default: str) -> None:
 @pytest.mark.parametrize(
     ("defect", "default", "spec", "why"),
     [
-        ("rounded", "bfloat16", "powersgd", "other bits"),
+        pytest.param("rounded", "bfloat16", "powersgd", "other bits", id="a tensor of the default dtype"),
         ("placed", "device:meta", "qsgd", "qsgd"),
         ("crash", "float32", "randomk", "the process died with -"),
     ],

@@ -382,10 +382,10 @@ def test_mutants_of_servers_are_caught(where: str, mutant: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "mutant", "dtype"),
     [
-        ("take_listed_many", _nothing, torch.float32),
-        pytest.param("encode_indices_many", _nothing, torch.float32, marks=night),
-        pytest.param("poison_many", _nothing, torch.float32, marks=night),
-        pytest.param("narrow_many", _no_cast, torch.bfloat16, marks=night),
+        ("methods.common.led_bucket.take_listed_many", _nothing, torch.float32),
+        pytest.param("methods.common.led_bucket.encode_indices_many", _nothing, torch.float32, marks=night),
+        pytest.param("communicators.many.poison_many", _nothing, torch.float32, marks=night),
+        pytest.param("communicators.many.narrow_many", _no_cast, torch.bfloat16, marks=night),
     ],
 )
 def test_mutants_of_led_buckets_are_caught(
@@ -394,6 +394,6 @@ def test_mutants_of_led_buckets_are_caught(
     with backends.using("reference"), cpu_as_accelerator():
         run = Run(Policy([("*", SUMMED[3])]), 2, SMALL, lambda _: False, dtype)
         right = [run.step() for _ in range(3)], run.seen
-    monkeypatch.setattr(f"grace.methods.common.led_bucket.{name}", mutant)
+    monkeypatch.setattr(f"grace.{name}", mutant)
     with pytest.raises(CAUGHT):
         assert outcome.__wrapped__(SUMMED[3], True, dtype) == right

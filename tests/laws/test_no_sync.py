@@ -227,6 +227,7 @@ def at_all_sizes(method: Method[Any]) -> None:
     ],
 )
 def test_mutants_are_caught(mutant: Method[Any], why: str):
+    """Among them "asks at some size"."""
     with pytest.raises(AssertionError, match=why):
         at_all_sizes(mutant)
 

@@ -135,9 +135,9 @@ def frees_what_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mutant", "spec"),
     [
-        (never_undoes, "topk:ratio=0.2"),
+        pytest.param(never_undoes, "topk:ratio=0.2", id="a dropped exchange that stays"),
         (never_undoes, "powersgd:rank=2,min_rate=0.1"),
-        (undoes_what_was_accumulated, "topk:ratio=0.2"),
+        pytest.param(undoes_what_was_accumulated, "topk:ratio=0.2", id="an accumulated exchange that is undone"),
         (undoes_the_last_alone, "topk:ratio=0.2"),
         (writes_where_the_first_state_is, "topk:ratio=0.2"),
         (frees_what_is_put_back, "topk:ratio=0.2,memory=ef21"),

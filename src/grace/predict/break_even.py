@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from grace.predict.links import LEAST, MOST, Link
 
-_STEPS, _HALVINGS = 57, 20  # ten for each decade; then to a millionth
+_STEPS, _HALVINGS = 57, 12  # ten for each decade; then to a ten-thousandth
 
 
 def break_even(own: Callable[[Link], float], others: Callable[[Link], float], latency: float = 0.0) -> float | None:

@@ -111,8 +111,8 @@ class Echo:
 def heavy_tailed(numbers: int) -> Tensor:
     """``randn * exp(randn)``: a few numbers are much larger than the others."""
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
-    return found.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
+    normal = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
+    return normal.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
 
 
 class Replayer:
@@ -173,28 +173,36 @@ class Replayer:
         if tasted is not None:
             return tasted
         samples: list[list[float]] = []
+        moved, sent = list[dict[str, Tally]](), 0.0
         started = time.perf_counter()
         for sample in range(_WARM + self.samples):
+            spent = time.perf_counter() - started > self.budget
+            timed = sample >= _WARM or (sample > 0 and spent)  # what takes so long needs less warmth
             self._flat.copy_(self._source)
-            self._evict.add_(1.0)
+            if timed:
+                self._evict.add_(1.0)
             echo = Echo(world, axes)
-            begin, seconds, moved = time.perf_counter(), list[float](), list[dict[str, Tally]]()
+            begin, seconds, told = time.perf_counter(), list[float](), list[dict[str, Tally]]()
             for names in self.buckets:
                 seconds.append(self._exchange(worker, echo, {name: self._views[name] for name in names}))
-                moved.append(echo.moved)
+                told.append(echo.moved)
                 echo.moved = {}
                 if time.perf_counter() - begin > self.patience:
                     break
             worker.advance()
+            late = time.perf_counter() - begin > self.patience
+            if not timed and not late:
+                continue
             add = self._add()
-            if sample >= _WARM:
-                samples.append([one / add for one in seconds])
-                if time.perf_counter() - started > self.budget:
-                    break
-            if time.perf_counter() - begin > self.patience:
-                return self._extrapolate([one / add for one in seconds], moved, echo)
+            if len(seconds) == len(self.buckets):
+                samples.append([second / add for second in seconds])
+                moved, sent = told, echo.sent
+            elif not samples:
+                return self._extrapolate([second / add for second in seconds], told, echo)
+            if late or time.perf_counter() - started > self.budget:
+                break
         codec = tuple(statistics.median(column) for column in zip(*samples, strict=True))
-        return Replay(world, codec, tuple(moved), echo.sent, axes=axes)
+        return Replay(world, codec, tuple(moved), sent, axes=axes)
 
     def _try_part(self, worker: Worker, axes: Mapping[str, int]) -> Replay | None:
         """The replay if, by some rows of the first bucket's tensors, an exchange of all would take many times ``patience``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from grace.errors import CompositionError
 from grace.predict.break_even import break_even
 from grace.predict.costs import Cost, Step
 from grace.predict.links import MOST, Link
-from grace.registry import recipe
+from grace.registry import parse, recipe
 from grace_bench.survey.evidence import Evidence, evidence_for
 
 BASELINES = {"none": "fp32", "bf16": "bf16"}  # methods, and what they are called
@@ -128,8 +129,9 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Advic
     seconds = {name: cost.seconds(step, step.over(link), world) for name, cost in costs.items()}
     fp32, bf16 = seconds["none"], seconds["bf16"]
     order = sorted(seconds, key=lambda name: seconds[name])
+    dense = functools.cache(against_baselines(step, costs, world))  # for all methods over the same links
     rows = [
-        _row(place, name, seconds[name], (fp32, bf16), step, costs, link, world)
+        _row(place, name, seconds[name], (fp32, bf16), step, costs, link, world, dense)
         for place, name in enumerate(order, start=1)
     ]
     paying = [row for row in rows if row.pays]
@@ -147,13 +149,12 @@ def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Call
 
 def _row(
     place: int, name: str, seconds: float, dense: tuple[float, float], step: Step, costs: Mapping[str, Cost], link: Link,
-    world: int,
+    world: int, there: Callable[[Link], float],
 ) -> AdviceRow:  # fmt: skip
     cost, replay = costs[name], costs[name].at(world)
     pays = name not in BASELINES and seconds < (1 - MARGIN) * min(dense)
     speed = None
     if name not in BASELINES:
-        there = against_baselines(step, costs, world)
         speed = break_even(lambda other: cost.seconds(step, step.over(other), world), there, link.latency)
     needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
@@ -223,28 +224,36 @@ def _list(rows: Sequence[AdviceRow]) -> str:
     return ", ".join(f"{row.method} ({row.step_ms:.4g} ms)" for row in rows[:_NAMED]) + more
 
 
-def candidates(chosen: Sequence[str] | None, world: int) -> list[str]:
-    """fp32 and bf16, and these methods or every registered one; what is the same method by two names, once."""
-    names = [*BASELINES, *(chosen or (compose(name, world) for name in grace.methods()))]
+def candidates(chosen: Sequence[str] | None, world: int, *, exactly: bool = False) -> list[str]:
+    """fp32 and bf16, and these methods or every registered one, each as :func:`compose` makes it; what is the same method by
+    two names, once. ``exactly``: methods as they are written.
+    """
+    wanted = grace.methods() if chosen is None else chosen
+    names = [*BASELINES, *(name if exactly else compose(name, world) for name in wanted)]
     found: dict[grace.Method[Any], str] = {}
     for name in names:
         found.setdefault(grace.method(name), name)
     return list(found.values())
 
 
-def compose(name: str, world: int) -> str:
-    """A registered method as it is; but over scatter-reduce where its gather moves as many bytes as bf16's sum or more."""
+def compose(spec: str, world: int) -> str:
+    """A method as it is written; but over scatter-reduce where its gather moves as many bytes as bf16's sum or more. A
+    communicator that is written stays.
+    """
 
     def sent(spec: str) -> int | None:
         traffic = grace.method(spec).traffic(_LIKE, Peer(0, world))
         return None if traffic is None else traffic.sent
 
-    dense, plain = sent("bf16"), sent(name)
-    if name in BASELINES or recipe(name).communicator != "allgather" or plain is None or dense is None or plain < dense:
-        return name
-    other = f"{name}:communicator=scatterreduce"
+    name, knobs = parse(spec)
+    dense, plain = sent("bf16"), sent(spec)
+    if name in BASELINES or "communicator" in knobs or recipe(name).communicator != "allgather":
+        return spec
+    if plain is None or dense is None or plain < dense:
+        return spec
+    other = f"{spec}{',' if knobs else ':'}communicator=scatterreduce"
     try:
         grace.method(other)
     except CompositionError:
-        return name
+        return spec
     return other

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from grace.compute import resources
 from grace.errors import ConfigurationError, out_of_range
-from grace.predict.costs import MOST_WORKERS, Cost, Step
+from grace.predict.costs import MOST_WORKERS, REPLAYED, Cost, Step
 from grace.predict.links import Link
 from grace.predict.replay import Replayer
 from grace.predict.timeline import usual_readiness
@@ -16,7 +16,10 @@ from grace_bench import machine
 from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
 from grace_bench.advise.subject import AdvisedModel
 
-_FAR = 1.5  # times a step of the better of fp32 and bf16: a codec that takes longer cannot pay
+_FAR = (
+    2.0  # times what a step of the better of fp32 and bf16 leaves of the processor: a codec that takes more cannot pay
+)
+_BUDGET = 0.4  # seconds: a method that has been timed at all, for every number of workers, is then timed no more
 _SHORT = 0.25  # seconds: the first exchange of a method also allocates its memory
 
 
@@ -26,6 +29,7 @@ def advise(
     workers: Sequence[int],
     *,
     methods: Sequence[str] | None = None,
+    exactly: bool = False,
     step_ms: float | None = None,
     cores: float = 1.0,
     samples: int = 5,
@@ -38,11 +42,13 @@ def advise(
         subject: the model.
         links: there is a table for each link and number of workers.
         workers: 2 to 1,024.
-        methods: None: every registered method, see :func:`grace_bench.advise.advice.compose`.
+        methods: None: every registered one. Each is composed alike, see :func:`grace_bench.advise.advice.compose`.
+        exactly: whether they are tried as they are written instead.
         step_ms: a step without communication on ``cores`` cores; None: measured here.
         cores: of each worker, > 0.
         samples: exchanges that are timed of each method, at most.
-        patience: seconds that one may take. What is far beyond fp32 and bf16 on all links is not measured to its end.
+        patience: seconds that one may take. What takes far more of the processor than steps of fp32 and bf16 leave, on all
+            links, is not measured to its end.
         tell: is told what is being measured, and how many methods there are.
 
     Raises:
@@ -55,7 +61,7 @@ def advise(
         raise out_of_range("advise", "step_ms", step_ms, "milliseconds > 0")
     if not 0 < cores <= 1024:
         raise out_of_range("advise", "cores", cores, "> 0")
-    names = candidates(methods, max(workers))
+    names = candidates(methods, max(workers), exactly=exactly)
     for name in names:
         if any(make_method(name).axes(world) for world in workers):
             raise ConfigurationError(
@@ -69,7 +75,8 @@ def advise(
         seconds, ready = subject.compute(threads)
     else:
         seconds, ready = step_ms / 1000, usual_readiness(subject.numbers)
-    replayer = Replayer(subject.shapes, subject.buckets, samples, patience)
+    replays = len(REPLAYED) if max(workers) > REPLAYED[-1] else len(set(workers))
+    replayer = Replayer(subject.shapes, subject.buckets, samples, patience, _BUDGET / replays)
     costs = {name: Cost(functools.partial(replayer.run, name)) for name in names}
     total = sum(subject.numbers)
 
@@ -83,7 +90,8 @@ def advise(
         if name == list(BASELINES)[-1]:
             here = step_here()
             slowest = max(against_baselines(here, costs, world)(link) for world in workers for link in links)
-            replayer.patience = min(patience, max(_SHORT, _FAR * slowest))
+            left = min(slowest, slowest * cores - here.compute)  # processor seconds of one thread, beside computing
+            replayer.patience = min(patience, max(_SHORT, _FAR * left))
     step = step_here()
     tables = [rank(step, costs, link, world) for world in workers for link in links]
     advice = Advice(

@@ -109,8 +109,8 @@ def sheet(advice: Advice, seconds: Callable[[str, Link, int], float]) -> dict[st
     """The figure as a Vega-Lite document."""
     title = f"{advice.model}: predicted step over links"
     says = (
-        f"{advice.parameters:,} parameters; predicted, not measured; dashed: the links asked about; drawn: none, bf16 "
-        f"and the {_DRAWN} others with the best ranks"
+        f"{advice.parameters:,} parameters; predicted, not measured; dashed: the links asked about; drawn: none, bf16, "
+        f"what is advised, and others with the best ranks, {_DRAWN} in all"
     )
     worlds = list(dict.fromkeys(one.workers for one in advice.tables))
     return titled(title, says, {"concat": [_panel(advice, seconds, world) for world in worlds], "columns": 2})
@@ -118,11 +118,7 @@ def sheet(advice: Advice, seconds: Callable[[str, Link, int], float]) -> dict[st
 
 def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: int) -> dict[str, Any]:
     tables = [one for one in advice.tables if one.workers == world]
-    best: dict[str, int] = {}
-    for table in tables:
-        for row in table.rows:
-            best[row.method] = min(best.get(row.method, row.rank), row.rank)
-    methods = sorted((name for name in best if name not in BASELINES), key=lambda name: best[name])[:_DRAWN]
+    methods = _choose_drawn(tables)
     rates = [LEAST * 10 * (MOST / LEAST / 10) ** (k / (_POINTS - 1)) for k in range(_POINTS)]
     names = [*BASELINES, *methods]
     order = list(
@@ -153,6 +149,22 @@ def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: in
             *beside,
         ],
     }  # fmt: skip
+
+
+def _choose_drawn(tables: Sequence[AdviceTable]) -> list[str]:
+    """The methods of a panel, baselines not counted: what these tables advise, then the fastest of each, what is close to
+    what is advised, and others by their best ranks.
+    """
+    ranked = sorted(
+        (row for table in tables for row in table.rows if row.method not in BASELINES), key=lambda row: row.rank
+    )
+    wanted = [
+        *(one.best for one in tables),
+        *(one.fastest for one in tables),
+        *(name for one in tables for name in one.close),
+    ]
+    names = [name for name in wanted if name is not None and name not in BASELINES]
+    return list(dict.fromkeys([*names, *(row.method for row in ranked)]))[:_DRAWN]
 
 
 def _label_links(tables: Sequence[AdviceTable], across: Axis) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ def measure(
             list(over.values()),
             [workers],
             methods=methods,
+            exactly=True,
             cores=1,
             samples=samples,
             patience=patience,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from grace.errors import GraceError
@@ -122,8 +124,20 @@ def _side_by_side(runs: Sequence[Planned], out: Path, jobs: int, progress: Progr
     if jobs == 1 or len(runs) < 2:
         yield (run_one(run, out, progress) for run in runs)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), yield_to_others) as pool:
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), _begin) as pool:
         yield pool.imap_unordered(_run_in_pool, [(run, out) for run in runs])
+
+
+def _begin() -> None:
+    """A process of the pool: at idle priority, and it does not outlive the one that started it, however that ends."""
+    yield_to_others()
+    threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _leave_with(parent: BaseProcess | None) -> None:
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # a run is written whole or not at all
 
 
 def _run_in_pool(given: tuple[Planned, Path]) -> Done:

@@ -75,7 +75,9 @@ def launch(
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does: through its ``finally`` clauses."""
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: through its ``finally`` clauses. A signal that is ignored stays so:
+    under ``nohup`` that is SIGHUP.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -83,7 +85,8 @@ def terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals only there
         yield
         return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heard}
     try:
         yield
     finally:

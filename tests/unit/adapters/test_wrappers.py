@@ -63,7 +63,6 @@ REAL = {
 }
 
 
-@pytest.mark.on_change("grace.adapters.wrappers")
 def test_the_real_classes_have_these_names(tmp_path: Path) -> None:
     begin = "import os, warnings; warnings.simplefilter('ignore')\n"
     backend = "os.environ['KERAS_BACKEND'] = 'torch'\n"  # the class is the same, and TensorFlow starts slowly

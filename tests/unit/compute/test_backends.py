@@ -95,7 +95,6 @@ assert backends.active() == ("reference", "nothing was built")
 """
 
 
-@pytest.mark.on_change("grace.compute.backends")
 def test_the_fallback_speaks_once() -> None:
     environment = {name: value for name, value in os.environ.items() if name != backends.VARIABLE}
     done = subprocess.run([sys.executable, "-c", SAID_ONCE], env=environment, capture_output=True, text=True)

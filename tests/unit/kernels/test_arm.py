@@ -23,6 +23,7 @@ def differing(ours: str, theirs: str) -> list[str]:
 
 
 def test_a_kernel_that_differs_is_named() -> None:
+    """Catches "a kernel that differs on another processor"."""
     ours = " finite 3 0 1: 0a\n topk topk_wire 5 0 2: 0b\n words 5 0 2: 0c"
     assert differing(ours, ours) == []
     assert differing(ours, ours.replace("0b", "1b")) == [" topk topk_wire 5 0 2"]

@@ -242,7 +242,6 @@ def _first_field(at, bit, inside, width, bits):  # type: ignore[no-untyped-def]
 
 
 # module, what is replaced in it, by what, and a test above that fails then
-# "a Triton kernel that leaves out the memory" is one of them
 MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("packing", "pack_byte", _byte_of_the_next, lambda: fields(11, 300)),
     ("packing", "load_bits", _field_of_the_next, lambda: fields(11, 300)),
@@ -259,6 +258,7 @@ MUTANTS: list[tuple[str, str, Any, Any]] = [
 
 @pytest.mark.parametrize(("family", "name", "mutant", "test"), MUTANTS)
 def test_mutants_are_caught(family: str, name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among them "a Triton kernel that leaves out the memory"."""
     monkeypatch.setattr(f"grace.kernels.{family}.triton.{name}", mutant)
     with pytest.raises(CAUGHT):
         test()

@@ -107,6 +107,7 @@ def test_what_compressors_say_of_their_passes(spec: str, monkeypatch: pytest.Mon
 
 
 def test_a_pass_too_few_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches "a pass too few"."""
     monkeypatch.setattr(EFSignSGD, "passes", lambda self, n: 1)
     with pytest.raises(AssertionError):
         check_passes(EFSignSGD(), True, monkeypatch)

@@ -236,6 +236,7 @@ def test_of_no_kernel_it_is_unknown_who_misses_it() -> None:
     ("kernel", "check"), [pytest.param(kernel, check, marks=marks, id=kernel) for kernel, check, marks in CASES]
 )
 def test_a_kernel_that_does_not_run_is_missed(kernel: str, check: Callable[[], None]) -> None:
+    """Catches "a Triton kernel that does not run"."""
     assert launched_by(check)[kernel]
     with launches(without=kernel) as seen, sanitize(races=False), Zeroed(), pytest.raises(CAUGHT):
         check()

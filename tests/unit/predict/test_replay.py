@@ -66,7 +66,26 @@ def test_what_takes_too_long_is_not_measured_to_its_end():
 def test_a_method_is_timed_no_more_when_its_budget_is_spent():
     replayer = Replayer({"a": (64, 64)}, [["a"]], samples=100, budget=0.0)
     replayer.run("topk", 4)
-    assert len(replayer.adds) == 3, "two to warm up, and one"
+    assert len(replayer.adds) == 1, "one after what warms up, which is timed by nothing"
+
+
+def test_a_sample_that_is_cut_short_takes_nothing_from_those_before(monkeypatch):
+    """A machine is busy for a moment: the second sample has one bucket less."""
+    replayer, exchanges = Replayer({"a": (64, 64), "b": (64, 64)}, [["a"], ["b"]], samples=2, budget=1e9), []
+    plain = replayer._exchange
+
+    def exchange(*given):
+        exchanges.append(1)
+        if len(exchanges) == 2 + 2 + 3 * 2 + 1:  # parts, a bucket, two to warm up, a sample
+            replayer.patience = 0.0
+        return plain(*given)
+
+    monkeypatch.setattr(replayer, "_exchange", exchange)
+    found = replayer.run("topk", 4)
+    assert len(exchanges) == 11
+    assert found.whole
+    assert len(found.codec) == len(found.moved) == 2
+    assert found.sent == pytest.approx(Replayer({"a": (64, 64), "b": (64, 64)}, [["a"], ["b"]]).run("topk", 4).sent)
 
 
 @pytest.mark.parametrize(

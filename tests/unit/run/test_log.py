@@ -131,7 +131,6 @@ def test_weights_and_biases_keeps_its_own_count_of_steps() -> None:
     assert run.rows[0]["grace/memory_norm"] == 3
 
 
-@pytest.mark.on_change("grace.run.log", "grace.adapters.handle")
 def test_the_real_library_of_weights_and_biases_keeps_what_it_is_told(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="pip install 'grace-dl[wandb]'")
     done = subprocess.run(

@@ -28,7 +28,6 @@ CASES = [
 ]
 
 
-@pytest.mark.on_change("grace.transports.mpi", "grace.transports.launchers")
 def test_mpi_without_threads_and_the_launcher_of_another_mpi_are_refused() -> None:
     usual = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI"))}
     started = [

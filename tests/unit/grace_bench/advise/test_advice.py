@@ -13,10 +13,12 @@ from grace.contract.method import Method
 from grace.predict.break_even import break_even, speed_text
 from grace.predict.costs import Cost, Step
 from grace.predict.links import Link, link
-from grace.predict.replay import Replay
+from grace.predict.replay import Replay, Replayer
 from grace.registry import method
 from grace_bench.advise.advice import BASELINES, Advice, candidates, compose, rank
-from grace_bench.advise.show import _label_links, draw, view
+from grace_bench.advise.run import advise
+from grace_bench.advise.show import _choose_drawn, _label_links, draw, view
+from grace_bench.advise.subject import AdvisedModel
 from grace_bench.report.direct_labels import Axis
 from grace_bench.survey.evidence import Evidence
 from tests.unit.cli.test_app import call
@@ -157,6 +159,51 @@ def test_every_registered_method_is_a_candidate_once():
 )  # fmt: skip
 def test_what_gathers_more_than_bf16_sums_is_scattered_where_it_may(name, world, found):
     assert compose(name, world) == found
+
+
+@pytest.mark.parametrize("name", [*grace.methods(), "qsgd:bits=4"])
+def test_a_method_that_is_asked_for_is_composed_as_by_default(name):
+    by_default = {method(one) for one in candidates(None, 64)} | {method(compose("qsgd:bits=4", 64))}
+    assert {method(one) for one in candidates([name], 64)} <= by_default
+
+
+def test_a_communicator_that_is_written_stays_and_so_does_all_that_is_meant_exactly():
+    assert candidates(["qsgd"], 64)[2:] == ["qsgd:communicator=scatterreduce"]
+    assert candidates(["topk:ratio=0.001"], 8)[2:] == ["topk:ratio=0.001"], "which sends little"
+    assert candidates(["qsgd:communicator=allgather"], 64)[2:] == ["qsgd:communicator=allgather"]
+    assert candidates(["qsgd"], 64, exactly=True)[2:] == ["qsgd"]
+
+
+def test_the_verdict_is_the_same_with_the_winner_alone(monkeypatch):
+    """A gather of natural moves more than bf16's sum among so many workers, over scatter-reduce it moves half."""
+    monkeypatch.setattr("grace_bench.advise.advice.evidence_for", lambda name: KNOWN["topk"])
+
+    def replay(self, spec, world):
+        bits = {"none": 32, "bf16": 16, "natural:communicator=scatterreduce": 8}.get(spec, 64)
+        return cost("AllReduce", bits, 2).at(world)
+
+    monkeypatch.setattr(Replayer, "run", replay)
+    monkeypatch.setattr(Replayer, "add_seconds", 1e-9 * 4096)
+    subject = AdvisedModel("mine", {"w": (64, 64)}, None)
+
+    def ask(methods, exactly=False):
+        found = advise(subject, [link("1mbit")], [64], methods=methods, exactly=exactly, step_ms=1)[0]
+        return found.tables[0].best, found.tables[0].verdict.partition(";")[0]
+
+    best, verdict = ask(None)
+    assert best == "natural:communicator=scatterreduce"
+    assert ask(["natural", "qsgd:bits=4"]) == (best, verdict)
+    assert ask(["natural"], exactly=True)[0] is None, "composed otherwise, it has another verdict"
+
+
+def test_what_is_advised_is_drawn_where_many_are_faster():
+    worse = {f"qsgd:bits={k}": cost("AllGather", 0.3, 5) for k in range(2, 14)}
+    table = rank(STEP, {**costs(), **worse}, link("1gbit"), 4)
+    assert (table.best, table.rows[0].method) == ("topk", table.fastest)
+    assert sum(row.rank < 10 for row in table.rows if row.method == "topk") == 0, "nine others are faster"
+    drawn = _choose_drawn([table])
+    assert drawn[:2] == ["topk", table.fastest]
+    assert len(set(drawn)) == 9
 
 
 def test_the_figure_has_names_beside_its_lines(tmp_path):

@@ -2,13 +2,16 @@
 
 import contextlib
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from grace_bench.runs.results import DocumentError
@@ -19,6 +22,8 @@ from grace_bench.survey.row import SurveyRow, run_file, same_run
 from grace_bench.survey.run import run_all
 from grace_bench.workers.local import launch
 from tests.distributed.forked import fork_workers
+from tests.distributed.processes import SERVER, still_run
+from tests.patience import PATIENCE
 from tests.unit.grace_bench.survey.tiny import HERE, PLAN, Tiny, call, change, plan
 
 ROOT = Path(__file__).parents[4]
@@ -55,7 +60,7 @@ def test_a_plan_killed_five_times_gives_the_same_archive(tmp_path, whole):
 
 
 def test_a_run_half_written_is_no_run(tmp_path, whole, monkeypatch):
-    """What a writer with this defect leaves behind is noticed, and nothing is built on it."""
+    """Catches "a run half written": what such a writer leaves behind is noticed, and nothing is built on it."""
 
     def half(path, content):
         path.parent.mkdir(exist_ok=True)
@@ -89,6 +94,29 @@ def test_the_command_killed_five_times_gives_the_same_archive(tmp_path, whole):
     assert add(tmp_path, tmp_path / "a.parquet") == (6, 6)
     add(whole[0], tmp_path / "b.parquet")
     assert all(map(same_run, read_archive(tmp_path / "a.parquet"), read_archive(tmp_path / "b.parquet")))
+
+
+def _run_two(folder):
+    """In a process of its own: runs that take long, two side by side, in processes that are forked."""
+    fork = multiprocessing.get_context("fork")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(multiprocessing, "get_context", lambda how: fork)
+        run_all(read_plan(plan(folder, PLAN.replace("steps = 3", "steps = 10000000"))), folder, print, jobs=2)
+
+
+def test_no_run_outlives_a_command_that_is_killed(tmp_path):
+    command = SERVER.Process(target=_run_two, args=(tmp_path,))
+    command.start()
+    try:
+        here, deadline = psutil.Process(command.pid), time.monotonic() + PATIENCE
+        while len(runs := here.children()) < 2:
+            assert command.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        command.kill()
+        command.join()
+    assert still_run([run.pid for run in runs]) == []
 
 
 def test_what_has_run_does_not_run_again(whole):

@@ -38,6 +38,17 @@ def test_a_command_that_is_terminated_ends_through_its_finally_clauses():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_that_is_ignored_stays_so():
+    """As SIGHUP does under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("machines", "local"), [(None, "1"), (2, "2"), (1, "4")])
 def test_workers_behind_links_of_their_own_are_on_machines_of_their_own(machines, local):
     config = RunConfig("digits", "topk", workers=4, steps=1)
