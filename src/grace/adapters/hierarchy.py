@@ -12,7 +12,7 @@ from grace.communicators.hierarchical import Hierarchical
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
-from grace.run.groups import NONE
+from grace.run.groups import is_uncompressed
 
 
 def between_machines(method: Policy | Method[Any] | str, mesh: Any, model: DistributedDataParallel) -> Policy:
@@ -33,23 +33,18 @@ def between_machines(method: Policy | Method[Any] | str, mesh: Any, model: Distr
             f"mesh={given}; legal: a DeviceMesh of two dimensions, machines and the ranks of a machine, such as "
             'init_device_mesh("cuda", (4, 8), mesh_dim_names=("machines", "machine"))'
         )
-    own, mine = dist.get_process_group_ranks(model.process_group), ranks.flatten().tolist()
-    if mine != own:
+    own, mesh_ranks = dist.get_process_group_ranks(model.process_group), ranks.flatten().tolist()
+    if mesh_ranks != own:
         raise ConfigurationError(
-            f"the mesh is of the ranks {mine}, the model of {own}; legal: the same, those of a machine one after the other"
+            f"the mesh is of the ranks {mesh_ranks}, the model of {own}; legal: the same, those of a machine "
+            "one after the other"
         )
     policy, machine = Policy.of(method), int(ranks.shape[1])
     if any(isinstance(rule.method, Hierarchical) for rule in policy.rules):
         raise ConfigurationError("mesh= and machine= both say which ranks are of one machine; give one of them")
-    return Policy(
-        [
-            rule if rule.method == NONE else replace(rule, method=Hierarchical(_method(rule.method), machine))
-            for rule in policy.rules
-        ],
-        strict=policy.strict,
-    )
-
-
-def _method(given: Method[Any] | str) -> Method[Any]:
-    assert isinstance(given, Method)
-    return given
+    rules = []
+    for rule in policy.rules:
+        assert isinstance(rule.method, Method)
+        whole = is_uncompressed(rule.method)
+        rules.append(rule if whole else replace(rule, method=Hierarchical(rule.method, machine)))
+    return Policy(rules, strict=policy.strict)

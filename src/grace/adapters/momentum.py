@@ -19,6 +19,7 @@ from grace.memories import ErrorFeedback, Memory, MomentumCorrection
 from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.registry.recipes import METHODS
+from grace.run.groups import is_uncompressed
 from grace.schedules.delayed import Delayed
 
 BUFFER = "momentum_buffer"  # in the state of torch.optim.SGD
@@ -36,7 +37,8 @@ def momentum_in_memory(optimizer: torch.optim.Optimizer, method: Policy | Method
     Args:
         optimizer: ``torch.optim.SGD`` with a momentum, the same in all groups, without dampening.
         method: as for :func:`grace.attach`. The momentum's memory takes the place of error feedback; where a sparsifier has
-            sent a number its velocity is forgotten (factor masking). Uncompressed tensors get a velocity, too.
+            sent a number its velocity is forgotten (factor masking). Uncompressed tensors get a velocity, too:
+            ``none:memory=dgc``. A memory ``dgc`` gets the optimizer's momentum in place of its own.
 
     Returns:
         The policy for ``attach``, ``DistributedOptimizer``, ``switch`` and the trainers' doors, before the first step.
@@ -85,6 +87,8 @@ def _read(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
 
 def _move(method: Method[Any], momentum: float, nesterov: bool) -> Method[Any]:
     """The method with a velocity in its memory."""
+    if isinstance(method, MomentumCorrection):
+        return replace(method, momentum=momentum, nesterov=nesterov)
     if isinstance(method, ErrorFeedback) and method == ErrorFeedback(method.method):
         inner: Method[Any] = method.method
     elif isinstance(method, Memory | Delayed) or not _sends_all(method):
@@ -94,7 +98,8 @@ def _move(method: Method[Any], momentum: float, nesterov: bool) -> Method[Any]:
         )
     else:
         inner = method
-    return MomentumCorrection(inner, momentum=momentum, nesterov=nesterov, masking=_is_sparsifier(inner))
+    masking = is_uncompressed(inner) or _is_sparsifier(inner)  # what sends all is never masked
+    return MomentumCorrection(inner, momentum=momentum, nesterov=nesterov, masking=masking)
 
 
 def _sends_all(method: Method[Any]) -> bool:

@@ -50,11 +50,11 @@ class Buckets:
 
     def methods_of(self, first: int, end: int, method: str) -> dict[str, list[Shape]]:
         """The shapes of the tensors of buckets ``first`` to ``end - 1``, by the method that they have where this is chosen."""
-        found: dict[str, list[Shape]] = {}
+        shapes: dict[str, list[Shape]] = {}
         for names in self.names[first:end]:
             for name in names:
-                found.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
-        return found
+                shapes.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
+        return shapes
 
 
 def problem_of(
@@ -131,7 +131,7 @@ def policy_of(plan: Plan, buckets: Buckets) -> Policy:
     if len(counts) == 1 and not buckets.keep:
         return Policy.of(usual)
     rules = [Rule(pattern, method) for pattern, method in buckets.keep]
-    rules += [Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1)]
+    rules += Policy.of(usual).rules[:2]
     for method, names in zip(plan.methods, buckets.names, strict=True):
         if method != usual:
             rules += [Rule(glob.escape(name), method) for name in names if buckets.fixed(name) is None]

@@ -154,6 +154,10 @@ class Hierarchical(Method[HierarchicalState]):
         part = torch.empty(self._part(like), dtype=state_dtype(like), device="meta")
         return self.method.traffic(part, self._placed(peer).on(BETWEEN))
 
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        """Averages over all workers, in one level."""
+        return self.method.uncompressed(plain)
+
     def kinds(self, state: Any) -> Any:
         """A worker has the memory of its part, and another part among other workers."""
         return label_parts(state, "chunk")

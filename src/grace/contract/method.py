@@ -157,6 +157,12 @@ class Method(Conversation[S]):
         """
         raise CompositionError(f"{self!r} cannot be wrapped by a memory")
 
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        """The method of tensors that go uncompressed beside those of this one: ``plain``, which sends gradients as they are. A
+        method that takes the place of the optimizer's momentum keeps it around ``plain``, or they would have none.
+        """
+        return plain
+
     def kinds(self, state: S) -> Any:
         """The role of each part of a state when the number of workers changes: a tree like the state, of
 

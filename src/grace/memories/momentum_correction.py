@@ -45,8 +45,8 @@ class MomentumCorrection(Memory[S]):
     v; where something was sent, u = 0 (factor masking)
 
     Takes the place of the optimizer's momentum, which must be 0, or momentum would count twice. A method that sends everything
-    (``none:memory=dgc``) leaves v = 0 and is not masked: that is plain momentum, which uncompressed tensors beside this should
-    have.
+    (``none:memory=dgc``) leaves v = 0 and is not masked: that is plain momentum, which small tensors beside a bare method with
+    this memory have by default.
 
     Args:
         method: the method to wrap: a sparsifier. Others touch every element, and masking would end all momentum.
@@ -146,6 +146,9 @@ class MomentumCorrection(Memory[S]):
     def owed(self, state: CorrectionState) -> Tensor | None:
         """v, which gradients have earned; what the velocity would still add has not been earned."""
         return state[0][1]
+
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        return plain if self.loses_nothing else replace(self, method=plain)
 
     def with_memory(self) -> Method[Any]:
         raise CompositionError(f"{as_call(self)} already has a memory; a second one around it would stay empty")

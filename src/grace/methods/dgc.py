@@ -38,7 +38,8 @@ class DGC(Compressor):
     where more than ``k = max(1, ceil(ratio n))`` numbers reach t, only the k largest
 
     The recipe's memory "dgc" is the other half of the paper, see ``grace.MomentumCorrection``:
-    its knobs are momentum, nesterov, masking, clip. The optimizer's momentum must then be 0.
+    its knobs are momentum, nesterov, masking, clip. The optimizer's momentum must then be 0. Small tensors, which go
+    uncompressed, have the same momentum by default (``none:memory=dgc``), as in the authors' code.
 
     Args:
         ratio: the largest share of the elements that is kept, in (0, 1].

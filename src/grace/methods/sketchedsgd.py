@@ -40,6 +40,7 @@ class SketchedSGD(Method[None]):
     exact means at these candidates, else 0``, with ``k = max(1, ceil(ratio n))``
 
     The recipe's memory "dgc" is the other half of the paper: momentum, and zero where something was sent.
+    Small tensors, which go uncompressed, have the same momentum by default: ``none:memory=dgc``.
 
     Args:
         ratio: share of the elements that the mean keeps, in (0, 1].

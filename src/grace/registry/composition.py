@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from grace.contract.method import Method
-from grace.contract.wrapping import own_fields
+from grace.contract.wrapping import layers, own_fields
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.registry.recipes import COMMUNICATORS, MEMORIES, OUTER, WRAPPERS, Recipe
+from grace.registry.recipes import COMMUNICATORS, MEMORIES, OUTER, WRAPPERS, Recipe, recipe_of
 from grace.schedules import Delayed, Schedule, Scheduled
 
 Knobs: TypeAlias = dict[str, Any]
@@ -34,6 +34,14 @@ class Template:
     def build(self, knobs: Knobs) -> Method[Any]:
         """The method with these knobs."""
         return build(self.recipe, knobs)
+
+    def uncompressed(self, knobs: Knobs, plain: Method[Any]) -> Method[Any]:
+        """``plain`` in the memory that these knobs make."""
+        entry, given = recipe_of(type(layers(plain)[-1])), dict(knobs)
+        of_layers = _choose_layers(self.recipe, given)
+        memory = MEMORIES.name_of(of_layers["memory"])
+        assert entry is not None
+        return build(entry, {"memory": memory, **_distribute(self.recipe, given, of_layers)["memory"]})
 
 
 def build(entry: Recipe, knobs: Knobs) -> Method[Any]:
@@ -108,11 +116,13 @@ def _distribute(entry: Recipe, knobs: Knobs, layers: dict[str, type]) -> dict[st
         label = label if dot else owners.get(knob, "")
         if label not in layers or name not in own_fields(layers[label]):
             legal = {*owners, *WRAPPERS, *find_outer(), "communicator", "memory"}
-            legal |= {f"{one}.{field}" for one in layers if one != "method" for field in own_fields(layers[one])}
+            legal |= {
+                f"{layer}.{field}" for layer in layers if layer != "method" for field in own_fields(layers[layer])
+            }
             means = _MEANT.get(name, "")
             hint = f"Write {means}=0.01, the share that is kept." if means in owners else ""
             raise unknown(
-                f"knob of {entry.name}", knob, legal if dot else {one for one in legal if "." not in one}, hint
+                f"knob of {entry.name}", knob, legal if dot else {name for name in legal if "." not in name}, hint
             )
         if name in given[label]:
             raise ConfigurationError(f"{entry.name}: knobs given twice: {name} and {label}.{name}")

@@ -127,12 +127,14 @@ class Policy:
     @classmethod
     def of(cls, spec: Policy | Method[Any] | str) -> Policy:
         """A policy as it is; for a method the default: tensors of at most one dimension and tensors under 1,024
-        elements go uncompressed, fused into one all-reduce; the method takes the rest.
+        elements go uncompressed, fused into one all-reduce; the method takes the rest. If its memory takes the place of the
+        optimizer's momentum, as that of ``dgc`` does, they have the same momentum: ``none:memory=dgc``.
         """
         if isinstance(spec, Policy):
             return spec
         method = make_method(spec)
-        policy = cls([Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1), Rule("*", method)])
+        small = method.uncompressed(make_method("none"))
+        policy = cls([Rule("*", small, max_ndim=1), Rule("*", small, max_size=SMALL - 1), Rule("*", method)])
         policy.method = method
         return policy
 

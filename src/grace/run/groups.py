@@ -17,12 +17,26 @@ from torch import Tensor
 from grace.contract.method import Method
 from grace.contract.workspace import Workspace
 from grace.errors import CompositionError, ConfigurationError, InputError
+from grace.memories import Memory
 from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
+from grace.schedules import Delayed, Scheduled
 
 NONE = make_method("none")
+
+
+def is_uncompressed(method: Method[Any]) -> bool:
+    """True if this is ``none``, with or without a memory around it.
+
+    Example:
+        >>> is_uncompressed(make_method("none:memory=dgc,momentum=0.8"))
+        True
+    """
+    while isinstance(method, Memory | Delayed | Scheduled):
+        method = method.at(0, 1) if isinstance(method, Scheduled) else method.method
+    return method == NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,7 @@ def form_groups(
     members: list[tuple[list[str], Method[Any]]] = []
     for name, p in reversed(list(parameters.items())):  # roughly the order in which gradients become ready
         method = policy.method_for(name, p, 0)
-        if method == NONE:
+        if is_uncompressed(method):
             members.append(([name], method))
             continue
         if method.needs_shape:
@@ -98,7 +112,7 @@ def form_groups(
         filled[key] += p.numel() * p.element_size()
     groups, rules = [], []
     for index, (names, method) in enumerate(members):
-        label = names[0] if method == NONE else f"{granularity}.{index}"
+        label = names[0] if is_uncompressed(method) else f"{granularity}.{index}"
         groups.append(Group(label, tuple(names), tuple(tuple(parameters[name].shape) for name in names)))
         rules.append((glob.escape(label), method))
     return groups, Policy(rules)

@@ -15,6 +15,7 @@ from grace.contract.needs import Needs
 from grace.errors import OptimizerWarning, stack_level
 from grace.registry import spell
 from grace.registry.policy import Policy
+from grace.run.groups import is_uncompressed
 
 _ADAPTIVE = {"betas", "eps", "etas"}  # of optimizers whose steps do not grow with the gradient
 
@@ -83,11 +84,14 @@ def check_optimizer(
         >>> find_faults(grace.method("dgc").needs, settings)
         ['momentum 0 (it is 0.9)']
     """
-    for method, needs in needs_of(policy, tensors):
+    told: set[str] = set()
+    for method, needs in sorted(needs_of(policy, tensors), key=lambda pair: is_uncompressed(pair[0])):
         if settings is None:
             text = f"{needs}, because {needs.why}; give {give} and it is checked"
         elif faults := find_faults(needs, settings):
             text = f"{'; '.join(faults)}. The reason: {needs.why}"
         else:
             continue
-        warnings.warn(f"{spell(method)} needs of the optimizer: {text}", OptimizerWarning, stacklevel=stack_level())
+        if not (is_uncompressed(method) and text in told):  # one warning for a method and the small tensors beside it
+            warnings.warn(f"{spell(method)} needs of the optimizer: {text}", OptimizerWarning, stacklevel=stack_level())
+        told.add(text)

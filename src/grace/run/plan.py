@@ -17,7 +17,7 @@ from grace.contract.peer import Peer
 from grace.errors import UncompressedWarning, stack_level
 from grace.registry import spell
 from grace.registry.policy import SMALL, Policy
-from grace.run.groups import Group, form_groups
+from grace.run.groups import Group, form_groups, is_uncompressed
 from grace.run.options import Granularity, Options
 
 _DENSE = ("none", "bf16", "fp16")  # methods that are asked for as what others are compared with
@@ -31,7 +31,7 @@ class Row:
     """A row of the plan: parameters that are exchanged as one tensor.
 
     name: of the parameter, or of the group of parameters. members: the parameters. shape: of what is exchanged.
-    method: as a string. compressed: False if it is sent as it is.
+    method: as a string. compressed: False if it is sent as it is, with or without a momentum.
     sent_bytes: what this worker sends for it in a step; None where that depends on the data.
     dense_bytes: what it would send in a ring all-reduce of the gradient as it is. share: its part of the known bytes of
         all rows.
@@ -127,8 +127,8 @@ def plan_groups(
         sent = None if traffic is None else traffic.sent
         dense = math.ceil(ring_bytes(x.numel() * x.element_size(), peer.world) / (2 if scattered else 1))
         share = None if sent is None or not total else sent / total
-        label = spell(method)
-        rows.append(Row(group.name, group.members, tuple(x.shape), label, label != "none", sent, dense, share))
+        compressed = not is_uncompressed(method)
+        rows.append(Row(group.name, group.members, tuple(x.shape), spell(method), compressed, sent, dense, share))
     return ExchangePlan(tuple(rows), peer.world, peer.step)
 
 
@@ -136,7 +136,7 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
     """Warns if a policy has methods that compress, and no tensor like these gets one at any step, or it goes between machines
     where all ``world`` workers are on one.
     """
-    wanted = {spell(method) for rule in policy.rules if isinstance(method := rule.method, Method)} - {"none"}
+    wanted = _name_compressing(rule.method for rule in policy.rules)
     if world > 1 and policy.axes(world).get(BETWEEN) == 1:
         warnings.warn(
             f"nothing is compressed: {', '.join(sorted(wanted))} goes between machines, and all {world} workers are on one, "
@@ -146,17 +146,22 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
             stacklevel=stack_level(),
         )
         return
-    used = {spell(method) for name, x in tensors.items() for method in policy.methods_for(name, x)}
-    if wanted and used <= {"none"}:
-        one = sorted(wanted)[0]
+    used = _name_compressing(method for name, x in tensors.items() for method in policy.methods_for(name, x))
+    if wanted and not used:
+        asked = sorted(wanted)[0]
         numbers = sum(x.numel() for x in tensors.values())
         warnings.warn(
-            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {one}. A "
-            f"bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
-            f'grace.Policy([("*", "{one}")])',
+            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {asked}. "
+            f"A bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
+            f'grace.Policy([("*", "{asked}")])',
             UncompressedWarning,
             stacklevel=stack_level(),
         )
+
+
+def _name_compressing(methods: Iterable[Method[Any] | str]) -> set[str]:
+    """The methods that compress, as strings."""
+    return {spell(method) for method in methods if isinstance(method, Method) and not is_uncompressed(method)}
 
 
 def warn_of_more_than_bf16(policy: Policy, tensors: Mapping[str, Tensor], world: int, scattered: bool = False) -> None:

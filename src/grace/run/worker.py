@@ -25,7 +25,7 @@ from grace.run.captures import Captures, check_capture
 from grace.run.debts import Debts
 from grace.run.distortion import measure_distortion
 from grace.run.findings import Findings
-from grace.run.groups import NONE
+from grace.run.groups import is_uncompressed
 from grace.run.inputs import check_tensor
 from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
@@ -108,8 +108,8 @@ class Worker:
             PayloadError: the network brought something illegal. On an accelerator both errors may belong to the step before.
         """
         batches = Batches(self.plans, self.peer(""))
-        for one in self._begin(tensors):
-            batches.add(*one)
+        for batch in self._begin(tensors):
+            batches.add(*batch)
         if flags is not None:
             batches.ride(flags)
         return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
@@ -153,7 +153,7 @@ class Worker:
                 owed.join(name, x)
             if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
                 watch.see(name, debt, x)
-            if self.measures and method != NONE:
+            if self.measures and not is_uncompressed(method):
                 self._measure(method, x, state, name)
             yield method, x, state, name
 
@@ -398,7 +398,7 @@ class Worker:
         """Ends all methods and returns what they owe, by name; they start afresh."""
         self._ask()
         self._wait_for_pending()
-        held = ((name, *one) for name, one in self._states.items())
+        held = ((name, *pair) for name, pair in self._states.items())
         for name, method, state in (*held, *self._parked.all()):
             self._owed.add(name, method.owed(state))
         owed, self._owed, self._states = self._owed.left, Debts(), {}

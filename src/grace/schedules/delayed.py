@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -137,6 +137,10 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return self.method.scatter_traffic(like, peer)
         return cost(ReduceScatter(like), peer.rank, peer.world) + cost(SAID, peer.rank, peer.world)
+
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        inner = self.method.uncompressed(plain)
+        return plain if inner == plain else replace(self, method=inner)
 
     def kinds(self, state: Any) -> Any:
         return self.method.kinds(state)

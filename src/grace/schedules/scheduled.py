@@ -33,6 +33,9 @@ class MethodTemplate(Protocol):
     def build(self, knobs: dict[str, Any]) -> Method[Any]:
         """The method with these knobs."""
 
+    def uncompressed(self, knobs: dict[str, Any], plain: Method[Any]) -> Method[Any]:
+        """See :meth:`grace.Method.uncompressed`; knobs may be schedules."""
+
 
 @functools.lru_cache(maxsize=1024)
 def _build(template: MethodTemplate, knobs: tuple[tuple[str, Hashable], ...]) -> Method[Any]:
@@ -127,11 +130,11 @@ class Scheduled(Method[Any]):
         """Facts that hold at every value, for tensors like this one."""
         every = [variant.facts(like) for variant in self._variants()]
         return Facts(
-            unbiased=all(one.unbiased for one in every),
-            contraction=_worst(min, [one.contraction for one in every]),
-            variance=_worst(max, [one.variance for one in every]),
-            deterministic=all(one.deterministic for one in every),
-            payload=every[0].payload if len({one.payload for one in every}) == 1 else None,
+            unbiased=all(facts.unbiased for facts in every),
+            contraction=_worst(min, [facts.contraction for facts in every]),
+            variance=_worst(max, [facts.variance for facts in every]),
+            deterministic=all(facts.deterministic for facts in every),
+            payload=every[0].payload if len({facts.payload for facts in every}) == 1 else None,
         )
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -139,6 +142,11 @@ class Scheduled(Method[Any]):
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return self.at(peer.step, peer.steps_per_epoch).scatter_traffic(like, peer)
+
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        if all(variant.uncompressed(plain) == plain for variant in self._variants()):
+            return plain
+        return self.template.uncompressed(dict(self.knobs), plain)  # type: ignore[no-any-return]
 
     def kinds(self, state: Any) -> Any:
         return self._with(lambda schedule: schedule.points[0][1]).kinds(state)

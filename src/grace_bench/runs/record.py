@@ -20,6 +20,7 @@ from grace.collectives import ring_bytes
 from grace.contract.knobs import as_call
 from grace.registry import parse, recipe, short
 from grace.registry.policy import SMALL, Policy
+from grace.run.groups import is_uncompressed
 from grace_bench import machine
 from grace_bench.devices import ON_CPU, Placement, name_device
 from grace_bench.extras import TORCH
@@ -135,8 +136,8 @@ def _find_compressed(
             for name, p in trained.items()
             if p.ndim > 1 and p.numel() >= SMALL and methods.get(name, "none") != "none"
         ]
-    policy, none = Policy.of(grace.method(config.method)), grace.method("none")
-    return [p for name, p in trained.items() if policy.method_for(name, p, 0) != none]
+    policy = Policy.of(grace.method(config.method))
+    return [p for name, p in trained.items() if not is_uncompressed(policy.method_for(name, p, 0))]
 
 
 def times_of(measured: Measurements, samples: int) -> results.Times:

@@ -81,7 +81,20 @@ def test_a_sparsifier_forgets_the_velocity_of_what_it_sent_and_others_keep_their
 
     assert text("topk:ratio=0.02") == "topk:ratio=0.02,momentum=0.8,nesterov=true,memory=dgc"
     assert text("efsignsgd") == "efsignsgd:momentum=0.8,nesterov=true,masking=false,memory=dgc"
-    assert text("none") == "none:momentum=0.8,nesterov=true,masking=false,memory=dgc"
+    assert text("none") == "none:momentum=0.8,nesterov=true,memory=dgc"
+
+
+@pytest.mark.parametrize(
+    ("method", "texts"),
+    [
+        ("topk", {"none:momentum=0.8,memory=dgc", "topk:momentum=0.8,memory=dgc"}),
+        ("dgc", {"none:momentum=0.8,memory=dgc", "dgc:momentum=0.8"}),
+        ("sketchedsgd:momentum=0.5,clip=2", {"none:momentum=0.8,clip=2,memory=dgc", "sketchedsgd:momentum=0.8,clip=2"}),
+    ],
+)
+def test_small_tensors_get_the_same_momentum(method: str, texts: set[str]) -> None:
+    policy = grace.momentum_in_memory(make(momentum=0.8)[1], method)
+    assert {grace.spell(rule.method) for rule in policy.rules} == texts  # type: ignore[arg-type]
 
 
 def test_the_checkpoint_says_what_the_optimizer_had() -> None:

@@ -113,6 +113,16 @@ def test_only_methods_in_use_are_warned_of() -> None:
     assert found[0].filename == __file__
 
 
+def test_small_tensors_beside_a_method_are_not_warned_of_again() -> None:
+    tensors = {"bias": torch.empty(9), "body": torch.empty(64, 64)}
+    with pytest.warns(grace.OptimizerWarning, match=r"^dgc:momentum=0.8 needs of the optimizer: momentum 0") as found:
+        check_optimizer(Policy.of("dgc:momentum=0.8"), tensors, Settings(0.9, 0.1))
+    assert len(found) == 1
+    with pytest.warns(grace.OptimizerWarning, match=r"^none:memory=dgc needs of the optimizer: momentum 0") as found:
+        check_optimizer(Policy.of("dgc"), {"bias": torch.empty(9)}, Settings(0.9, 0.1))  # nothing else is there
+    assert len(found) == 1
+
+
 # ---- that what is declared is true ----------------------------------------------------------------------------------
 def distance(spec: str, momentum: float, lr: float = 0.03, steps: int = 120) -> float:
     """Squared distance to the minimum of a least-squares problem with curvatures from 1 to 4, relative to the start."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
 from grace.memories import MomentumCorrection
+from grace.run.groups import is_uncompressed
 from grace.run.simulate import simulate
 
 
@@ -158,3 +160,83 @@ def test_compositions_and_knobs():
     with pytest.raises(CompositionError):
         grace.ErrorFeedback(MomentumCorrection(inner))
     assert grace.method("topk:ratio=0.1,memory=dgc,momentum=0.5") == MomentumCorrection(inner, 0.5)
+
+
+# ---- tensors that go uncompressed beside it -------------------------------------------------------------------------
+def check_small_tensors(spec: str, momentum: float, nesterov: bool = False) -> None:
+    """A bias and a small matrix beside this method move as under torch's own SGD with this momentum."""
+    sim = grace.Simulator(spec, world=2)
+    for name, shape in (("bias", (30,)), ("small", (4, 5))):
+        weight = torch.zeros(shape, requires_grad=True)
+        sgd = torch.optim.SGD([weight], lr=1.0, momentum=momentum, nesterov=nesterov)
+        moved = torch.zeros(shape)
+        for xs in gradients(10, 2, *shape):
+            moved += sim.step({name: [x.clone() for x in xs]})[name]
+            weight.grad = torch.stack(xs).mean(0)
+            sgd.step()
+        torch.testing.assert_close(moved, -weight.detach(), rtol=1e-5, atol=1e-5)
+
+
+SMALL = [
+    ("dgc", 0.9, False),
+    ("dgc:ratio=0.01,momentum=0.8,nesterov=true,masking=false", 0.8, True),
+    ("dgc:ratio=linear(0.1->0.01, 10 steps)", 0.9, False),
+    ("sketchedsgd", 0.9, False),
+    ("sketchedsgd:momentum=0", 0.0, False),
+    ("topk:memory=dgc", 0.9, False),
+    ("topk", 0.0, False),
+]
+
+
+@pytest.mark.parametrize(("spec", "momentum", "nesterov"), SMALL)
+def test_small_tensors_beside_it_have_the_same_momentum(spec: str, momentum: float, nesterov: bool) -> None:
+    check_small_tensors(spec, momentum, nesterov)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [lambda self, plain: plain, lambda self, plain: MomentumCorrection(plain)],
+    ids=["no momentum", "the default momentum"],
+)
+def test_mutants_of_that_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MomentumCorrection, "uncompressed", mutant)
+    with pytest.raises(AssertionError):
+        check_small_tensors("dgc:momentum=0.8", 0.8)
+
+
+def test_ten_gradients_of_1_move_a_bias_as_in_the_authors_code() -> None:
+    sim = grace.Simulator("dgc", world=2)
+    moved = sum(float(sim.step({"b": [torch.zeros(3), torch.full((3,), 2.0)]})["b"][0]) for _ in range(10))
+    assert moved == pytest.approx(41.3811, rel=1e-5)  # without momentum it was 10
+
+
+@pytest.mark.parametrize(
+    ("spec", "small"),
+    [
+        ("dgc", "none:memory=dgc"),
+        ("sketchedsgd:momentum=0.5,clip=2", "none:momentum=0.5,clip=2,memory=dgc"),
+        ("dgc:momentum=0,clip=2", "none:momentum=0,clip=2,memory=dgc"),
+        ("dgc:momentum=0", "none"),
+        ("dgc:memory=residual", "none"),
+        ("dgc:start=5", "none:memory=dgc,start=5"),
+        ("topk:start=5", "none"),
+        ("dgc:machine=2", "none:memory=dgc"),
+        ("topk:machine=2", "none"),
+        (
+            "dgc:momentum=linear(0.5->0.9, 10 steps),clip=3",
+            "none:memory=dgc,momentum=linear(0.5->0.9, 10 steps),clip=3",
+        ),
+        ("topk:ratio=linear(0.1->0.01, 10 steps)", "none"),
+    ],
+)
+def test_the_method_of_small_tensors(spec: str, small: str) -> None:
+    method = grace.Policy.of(spec).method_for("b", torch.empty(7), 0)
+    assert grace.spell(method) == small
+    assert grace.method(small) == method
+    assert is_uncompressed(method)
+
+
+def test_a_policy_of_rules_stays_as_it_is() -> None:
+    policy = grace.Policy([("*.bias", "none"), ("*", "dgc")])
+    assert grace.spell(policy.method_for("fc.bias", torch.empty(7), 0)) == "none"
+    assert grace.spell(policy.method_for("norm", torch.empty(7), 0)) == "dgc"

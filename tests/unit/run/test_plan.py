@@ -32,6 +32,13 @@ def test_it_is_a_table() -> None:
     assert found.as_dict()["rows"][0]["method"] == "topk:ratio=0.02"
 
 
+def test_small_tensors_beside_dgc_have_its_momentum_and_are_not_compressed() -> None:
+    found = plan(LIKE, "dgc", world=4)
+    assert [(row.method, row.compressed) for row in found] == [("dgc", True)] + [("none:memory=dgc", False)] * 2
+    assert found.rows[1].sent_bytes == plan(LIKE, "topk", world=4).rows[1].sent_bytes
+    assert "1 of 3 compressed" in str(found)
+
+
 def test_what_depends_on_the_data_is_said() -> None:
     found = plan(LIKE, "threshold", world=4)
     assert found.rows[0].sent_bytes is None
@@ -71,7 +78,9 @@ def test_a_rule_for_no_parameter_ends_the_exchange_before_it_begins() -> None:
     assert session.plan().rows[0].method == "topk"  # as before
 
 
-@pytest.mark.parametrize("method", ["topk", grace.Policy([grace.Rule("*", "topk", min_ndim=3), ("*", "none")])])
+@pytest.mark.parametrize(
+    "method", ["topk", "topk:memory=dgc", grace.Policy([grace.Rule("*", "topk", min_ndim=3), ("*", "none")])]
+)
 def test_nothing_compressed_is_warned_of(method: grace.Policy | str) -> None:
     small = {name: torch.zeros(8, 8) for name in "ab"}
     with pytest.warns(grace.UncompressedWarning, match=r"all 2 tensors \(128 numbers\) .*none gets topk") as found:
