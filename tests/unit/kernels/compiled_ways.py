@@ -390,6 +390,10 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.fixed._sum": ({}, [
         {"BITS": bits, "SYMMETRIC": 1, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))
     ]),
+    "kernels.affine._encode": ({}, [
+        {"BITS": bits, "RANDOM": bits == 4, **how, "block": 1024, "WHOLE": 1, "G": 128} for bits, how in ((4, MANY), (8, ONE))
+    ]),
+    "kernels.affine._sum": ({}, [{"BITS": bits, **how, "block": 1024, "TILE": 1024} for bits, how in ((4, ALL), (8, SUM))]),
     "kernels.bit_streams.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 4096}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
