@@ -76,7 +76,7 @@ class Names(Generic[E]):
 
     def name_of(self, factory: Callable[..., object]) -> str | None:
         """The name under which exactly this class is registered."""
-        return next((name for name, one in self._classes.items() if one is factory), None)
+        return next((name for name, known in self._classes.items() if known is factory), None)
 
     def copy(self) -> Names[E]:
         """Another table with the same entries."""

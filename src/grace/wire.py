@@ -223,10 +223,10 @@ def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
     Raises:
         StepMismatch, PayloadError: as :func:`read_headers`.
     """
-    found = rows.view(torch.int32)[:, words]  # [W, T]
-    if bool((found == header_of(True, step)).all()):
+    headers_of_all = rows.view(torch.int32)[:, words]  # [W, T]
+    if bool((headers_of_all == header_of(True, step)).all()):
         return [True] * len(words)
-    return [_all_say_finite(headers, step, 0) for headers in found.t().tolist()]
+    return [_all_say_finite(headers, step, 0) for headers in headers_of_all.t().tolist()]
 
 
 def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) -> None:

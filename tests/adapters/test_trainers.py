@@ -18,11 +18,11 @@ SCRIPT = "with_trainers.py"
 CASES = {
     "lightning": [
         "trains_logs_and_resumes", "resumes_with_the_same_bits", "another_package_resumes_too",
-        "another_strategy_is_refused", "a_second_fit_goes_on",
+        "another_strategy_is_refused", "a_second_fit_goes_on", "what_is_skipped_owes_nothing",
     ],
     "transformers": [
         "trains_logs_and_resumes", "resumes_with_the_same_bits", "accelerate_resumes",
-        "accelerate_resumes_with_the_same_bits",
+        "accelerate_resumes_with_the_same_bits", "what_is_dropped_owes_nothing",
     ],
 }  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""A class's name says which one it is: none of Grace's has the name of another. A word of the contract means one thing."""
+"""A public class's name says which one it is: no other class of Grace has it. A word of the contract means one thing.
+
+Names are public that an ``__all__`` lists: see docs/concepts/public-api.md. Two classes that no user meets may share a name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+
+import grace
 
 SOURCES = Path(__file__).parents[2] / "src"
 # The rest is what a memory keeps of a tensor when some of it has been sent; only rooms that make or keep one say so.
@@ -17,18 +22,35 @@ REST = (
 
 
 def read_sources() -> dict[str, str]:
-    paths = (path for package in ("grace", "grace_bench") for path in (SOURCES / package).rglob("*.py"))
-    return {path.relative_to(SOURCES).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    """The text of each module and of each stub: packages that find their own modules list their names there."""
+    paths = (path for package in ("grace", "grace_bench") for path in (SOURCES / package).rglob("*.py*"))
+    return {
+        path.relative_to(SOURCES).as_posix(): path.read_text(encoding="utf-8")
+        for path in paths
+        if path.suffix in (".py", ".pyi")
+    }
+
+
+def list_public(sources: Mapping[str, str]) -> set[str]:
+    """Names in an ``__all__``."""
+    names = set()
+    for text in sources.values():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if "__all__" in map(ast.unparse, targets):
+                    names |= {part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
+    return names
 
 
 def find_homonyms(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names that more than one module gives to a class, and those modules."""
-    places = defaultdict(list)
+    """Public names that more than one module gives to a class, and those modules."""
+    public, places = list_public(sources), defaultdict(list)
     for place, text in sources.items():
         for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and node.name in public:
                 places[node.name].append(place)
-    return {name: found for name, found in places.items() if len(found) > 1}
+    return {name: modules for name, modules in places.items() if len(modules) > 1}
 
 
 def find_names(sources: Mapping[str, str], name: str) -> list[str]:
@@ -43,9 +65,10 @@ def find_names(sources: Mapping[str, str], name: str) -> list[str]:
     ]
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_no_class_has_the_name_of_a_public_one() -> None:
     sources = read_sources()
     assert len(sources) > 400
+    assert list_public(sources) >= {name for name in grace.__all__ if isinstance(getattr(grace, name), type)}
     assert find_homonyms(sources) == {}
 
 
@@ -64,7 +87,8 @@ def test_another_meaning_is_found() -> None:
     assert find_names(sources, "rest") == ["a.py", "b.py", "c.py"]
 
 
-def test_a_homonym_is_found() -> None:
-    assert find_homonyms({"a.py": "class Plan: ...", "b.py": "class Plan(A): ...", "c.py": "Plan = 1"}) == {
-        "Plan": ["a.py", "b.py"]
-    }
+def test_a_homonym_of_a_public_class_is_found() -> None:
+    sources = {"a.py": "class Plan: ...", "b.py": "class Plan(A): ...", "c.py": "Plan = 1", "d.py": "Plans = ['Plan']"}
+    assert find_homonyms(sources) == {}
+    for listing in ("__all__ = ['Plan']", "__all__: Final = ['Plan']", "__all__ += ['Plan']"):
+        assert find_homonyms({**sources, "e.pyi": listing}) == {"Plan": ["a.py", "b.py"]}

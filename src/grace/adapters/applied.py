@@ -50,6 +50,7 @@ class Applied:
         self._moved: set[str] = set()
         self._dropped: set[str] = set()
         self._ready: dict[int, set[str]] = {}  # had a gradient when an optimizer's step began
+        self._earlier: dict[int, set[str]] = {}  # of whose means it was not known then what became
         self._versions: dict[str, tuple[int, int | None]] = {}  # of parameter and gradient, at the end of a pass
         self._careful = self._searched = self._said = False
         if optimizer is not None:
@@ -66,6 +67,7 @@ class Applied:
         if held:
             self._know(optimizer)
             self._ready[id(optimizer)] = {name for name, p in held.items() if p.grad is not None}
+            self._earlier[id(optimizer)] = self._handed - self._moved - self._dropped
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Notes that the optimizer has applied what there was; see :mod:`grace.adapters.optimizer_steps`."""
@@ -74,8 +76,9 @@ class Applied:
             return
         self._wrappers.update(stepping())
         ready = self._ready.pop(id(optimizer), set())
-        found = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to a fused optimizer to skip
-        if isinstance(found, Tensor) and found.is_cpu and bool(found):
+        self._earlier.pop(id(optimizer), None)
+        skips = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to a fused optimizer to skip
+        if isinstance(skips, Tensor) and skips.is_cpu and bool(skips):
             return
         self._moved |= ready
         if len(ready) < len(held):
@@ -95,8 +98,11 @@ class Applied:
 
     def hand_out(self, names: Iterable[str], unused: Iterable[str] = ()) -> None:
         """These get means from a step that has begun; but what comes for those that are ``unused`` is dropped."""
-        self._handed.update(names)
+        names = set(names)
+        self._handed |= names
         self._dropped.update(unused)
+        for earlier in self._earlier.values():
+            earlier -= names
 
     def end(self) -> None:
         """The means are the parameters' gradients now."""
@@ -124,10 +130,12 @@ class Applied:
             self._searched = True
             for optimizer in living():
                 self._know(optimizer)
-        closed: set[str] = set()  # an optimizer evaluates a closure, and uses what comes of it
+        closed: set[str] = (
+            set()
+        )  # an optimizer evaluates a closure, and uses what comes of it; not what was there before
         for optimizer in stepping():
             if optimizer not in self._wrappers:
-                closed.update(self._held.by(optimizer))
+                closed |= self._held.by(optimizer).keys() - self._earlier.get(id(optimizer), set())
         self._moved |= cleared & closed
         cleared = cleared - closed
         self._dropped |= cleared & self._trained

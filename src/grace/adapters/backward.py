@@ -25,8 +25,8 @@ def on_arrival(listener: weakref.ref[L], name: str) -> Callable[[Tensor], None]:
     """A hook for ``register_post_accumulate_grad_hook`` that keeps no listener alive."""
 
     def arrive(_: Tensor) -> None:
-        if (one := listener()) is not None:
-            one.arrive(name)
+        if (target := listener()) is not None:
+            target.arrive(name)
 
     return arrive
 

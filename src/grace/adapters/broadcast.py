@@ -86,8 +86,8 @@ def broadcast_optimizer_state(
             for number, group in enumerate(optimizer.param_groups)
         }
         agree({"root_rank": str(root_rank), "optimizer": type(optimizer).__name__, **groups}, network)
-        mine = optimizer.state_dict() if network.rank == root_rank else {}
-        told = send_object({key: value for key, value in mine.items() if key != "grace"}, root_rank, network)
+        local = optimizer.state_dict() if network.rank == root_rank else {}
+        told = send_object({key: value for key, value in local.items() if key != "grace"}, root_rank, network)
         optimizer.load_state_dict(told)  # on the root, too: loading may change dtypes
 
 
@@ -149,9 +149,9 @@ def _as_plain(value: Any, place: str) -> Any:
         StateError: what others could not read without running code; says where it is.
     """
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _as_plain(one, f"{place}[{key!r}]")) for key, one in value.items())
+        return type(value)((key, _as_plain(part, f"{place}[{key!r}]")) for key, part in value.items())
     if type(value) in (list, tuple):
-        return type(value)([_as_plain(one, f"{place}[{at}]") for at, one in enumerate(value)])
+        return type(value)([_as_plain(part, f"{place}[{at}]") for at, part in enumerate(value)])
     plain = value.item() if isinstance(value, np.generic) else value
     if not (type(plain) in _PLAIN or isinstance(plain, Tensor)):
         try:

@@ -211,12 +211,12 @@ def one_group(groups: list[ParameterGroup]) -> dist.ProcessGroup:
         ConfigurationError: they are not the same for all.
     """
     lines = [group.replicas or group.shards for group in groups]
-    ranks = [dist.get_process_group_ranks(one) for one in lines]
-    for group, mine in zip(groups, ranks, strict=True):
-        if mine != ranks[0] or (group.replicas is None) != (groups[0].replicas is None):
+    ranks = [dist.get_process_group_ranks(line) for line in lines]
+    for group, line in zip(groups, ranks, strict=True):
+        if line != ranks[0] or (group.replicas is None) != (groups[0].replicas is None):
             raise ConfigurationError(
                 f"the parameters beside {groups[0].name!r} are shared by ranks {ranks[0]}, those beside {group.name!r} by "
-                f"ranks {mine}: Grace compresses between the same ranks for all. Attach to each of the two modules"
+                f"ranks {line}: Grace compresses between the same ranks for all. Attach to each of the two modules"
             )
     return lines[0]
 

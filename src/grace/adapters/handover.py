@@ -125,11 +125,11 @@ class Handover(Choosing):
                 self.lr = lr
             self._steps.scale = scale
             given = {
-                name: mine.view(_flatten(shape))
-                for name, mine, shape in zip(self.names, tensors, self.shapes, strict=True)
+                name: copy.view(_flatten(shape))
+                for name, copy, shape in zip(self.names, tensors, self.shapes, strict=True)
             }
             self._exchange(given)
-            means = [None if none else mine.detach() for none, mine in zip(absent, tensors, strict=True)]
+            means = [None if none else copy.detach() for none, copy in zip(absent, tensors, strict=True)]
         self._session.logs.report()
         return means
 
@@ -178,11 +178,11 @@ class Handover(Choosing):
     def _copy(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in storage of our own, zeros for None."""
         tensors = self._pool.take().tensors
-        for x, mine in zip(gradients, tensors, strict=True):
+        for x, copy in zip(gradients, tensors, strict=True):
             if x is None:
-                mine.zero_()
+                copy.zero_()
             else:
-                mine.copy_(x)
+                copy.copy_(x)
         return tensors
 
     def _check(self, gradients: Sequence[Tensor | None]) -> None:
@@ -273,11 +273,11 @@ def _flatten(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _read_dtype(name: str, dtype: torch.dtype | str) -> torch.dtype:
-    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if found not in DTYPES:
+    given = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if given not in DTYPES:
         raise InputError(f"{name!r} is {_name(dtype)}; legal: {', '.join(map(_name, DTYPES))}. Leave it out")
-    assert isinstance(found, torch.dtype)
-    return found
+    assert isinstance(given, torch.dtype)
+    return given
 
 
 def _name(dtype: torch.dtype | str) -> str:

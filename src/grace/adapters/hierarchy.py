@@ -33,10 +33,11 @@ def between_machines(method: Policy | Method[Any] | str, mesh: Any, model: Distr
             f"mesh={given}; legal: a DeviceMesh of two dimensions, machines and the ranks of a machine, such as "
             'init_device_mesh("cuda", (4, 8), mesh_dim_names=("machines", "machine"))'
         )
-    own, mine = dist.get_process_group_ranks(model.process_group), ranks.flatten().tolist()
-    if mine != own:
+    own, mesh_ranks = dist.get_process_group_ranks(model.process_group), ranks.flatten().tolist()
+    if mesh_ranks != own:
         raise ConfigurationError(
-            f"the mesh is of the ranks {mine}, the model of {own}; legal: the same, those of a machine one after the other"
+            f"the mesh is of the ranks {mesh_ranks}, the model of {own}; legal: the same, those of a machine "
+            "one after the other"
         )
     policy, machine = Policy.of(method), int(ranks.shape[1])
     if any(isinstance(rule.method, Hierarchical) for rule in policy.rules):

@@ -242,8 +242,8 @@ class OptimizerHandle(Regrouping):
 
     def _average(self, loss: Tensor | float) -> Tensor | float:
         device = next(iter(self._parameters.values())).device
-        mine = torch.as_tensor(loss, dtype=torch.float64, device=device).detach().reshape(1).clone()
-        mean = self._session.run(_mean(mine))
+        local = torch.as_tensor(loss, dtype=torch.float64, device=device).detach().reshape(1).clone()
+        mean = self._session.run(_mean(local))
         return mean.reshape(()).to(loss) if isinstance(loss, Tensor) else float(mean)
 
     def before_zero_grad(self) -> None:

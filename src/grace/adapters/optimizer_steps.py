@@ -40,8 +40,8 @@ def listen(listener: Listener) -> None:
 
 def stepping() -> Iterator[torch.optim.Optimizer]:
     """The optimizers whose ``step()`` is under way, outermost first: one that evaluates a closure, or wraps another."""
-    for one in _under_way:
-        if (optimizer := one()) is not None:
+    for reference in _under_way:
+        if (optimizer := reference()) is not None:
             yield optimizer
 
 
@@ -86,19 +86,19 @@ class HeldParameters:
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _drop(optimizer)  # a step that has raised has not ended
     _under_way.append(weakref.ref(optimizer))
-    for one in tuple(_listeners):
-        if (will_step := getattr(one, "will_step", None)) is not None:
+    for listener in tuple(_listeners):
+        if (will_step := getattr(listener, "will_step", None)) is not None:
             will_step(optimizer)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _drop(optimizer)
-    for one in tuple(_listeners):
-        one.stepped(optimizer)
+    for listener in tuple(_listeners):
+        listener.stepped(optimizer)
 
 
 def _drop(optimizer: torch.optim.Optimizer) -> None:
-    for place, one in enumerate(_under_way):
-        if one() is optimizer:
+    for place, reference in enumerate(_under_way):
+        if reference() is optimizer:
             del _under_way[place:]
             return

@@ -113,8 +113,8 @@ class Passes:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        for one in late:
-            one.settle()
+        for handle in late:
+            handle.settle()
         self._end()
 
     def close(self) -> None:

@@ -66,9 +66,9 @@ class Regrouping(Choosing, Handle):
             session.broadcast_(replicated, source)
             if optimizer is not None:
                 kind = own or type(optimizer)
-                mine = kind.state_dict(optimizer) if session.rank == source else {}
-                kind.load_state_dict(optimizer, send_object(mine, source, session.network))
+                local = kind.state_dict(optimizer) if session.rank == source else {}
+                kind.load_state_dict(optimizer, send_object(local, source, session.network))
 
-        said = steps.elastic.regroup(transport, copy)
-        self.rank, self.world = said.rank, said.world
-        return said
+        answer = steps.elastic.regroup(transport, copy)
+        self.rank, self.world = answer.rank, answer.world
+        return answer

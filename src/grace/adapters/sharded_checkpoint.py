@@ -130,11 +130,11 @@ class ShardedCheckpoint:
         parts = about.get("shared", [])
         if self._shards is None or len(parts) != self._shards.size():
             return {}
-        found = unpack(parts[self._shards.rank()])
-        for name, pair in found.items() if isinstance(found, dict) else [("all", None)]:
+        saved = unpack(parts[self._shards.rank()])
+        for name, pair in saved.items() if isinstance(saved, dict) else [("all", None)]:
             if not (isinstance(pair, tuple) and [type(part) for part in pair] == [str, list]):
                 raise StateError(f"not a checkpoint of a sharded model: the shared state of {name!r} is {pair!r}")
-        return dict(found)
+        return dict(saved)
 
     def _read(self, saved: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Reads a checkpoint: its description of itself, and the error owed to this rank's parts."""

@@ -202,12 +202,12 @@ class DDPHandle(Regrouping):
                 done = self._exchange_bucket(gradients, last)
         except BaseException as error:
             self._fail(error)
-        for one in self._tickets:
-            one.waiting.difference_update(done)
+        for each in self._tickets:
+            each.waiting.difference_update(done)
         finished = [t for t in self._tickets if last or self._error is not None or not t.waiting]
         self._tickets = [t for t in self._tickets if t not in finished]
-        for one in finished:
-            one.future.set_result(one.buffer)
+        for each in finished:
+            each.future.set_result(each.buffer)
 
     # ---- errors -----------------------------------------------------------------------------------------------------
     def _fail(self, error: BaseException) -> None:
@@ -279,10 +279,10 @@ class DDPHandle(Regrouping):
         for p in self._trained:
             p.grad = None
         alike = [*model.module.parameters(), *model.module.buffers()]
-        said = self._regroup(transport_beside(model.process_group, transport), alike, self._optimizer)
+        answer = self._regroup(transport_beside(model.process_group, transport), alike, self._optimizer)
         self._hook, hook.handler = hook, self
         self._unexchanged.apart = _find_apart(model)
-        return said
+        return answer
 
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""
@@ -303,8 +303,8 @@ def _find_apart(model: DistributedDataParallel) -> Callable[[], bool]:
     wrapper = weakref.ref(model)
 
     def apart() -> bool:
-        one = wrapper()
-        return one is None or not one.require_backward_grad_sync
+        ddp = wrapper()
+        return ddp is None or not ddp.require_backward_grad_sync
 
     return apart
 

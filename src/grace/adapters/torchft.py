@@ -102,10 +102,10 @@ class GroupTransport:
 
     def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. There is no store that outlives replicas: it takes two collectives."""
-        mine = text.encode()
-        sizes = self.run(AllGather(torch.tensor([len(mine)], dtype=torch.int64, device="cpu"))).view(-1).tolist()
+        encoded = text.encode()
+        sizes = self.run(AllGather(torch.tensor([len(encoded)], dtype=torch.int64, device="cpu"))).view(-1).tolist()
         room = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
-        room[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        room[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         rows = self.run(AllGather(room))
         return [rows[rank, :size].numpy().tobytes().decode() for rank, size in enumerate(sizes)]
 
@@ -167,10 +167,10 @@ class FaultTolerant:
 
     def _watch(self, group: Any) -> None:
         """Hears of it when the manager configures the group: then others take part."""
-        found = [name for name in ("configure", "reconfigure") if callable(getattr(group, name, None))]
-        if not found:
+        names = [name for name in ("configure", "reconfigure") if callable(getattr(group, name, None))]
+        if not names:
             raise ConfigurationError(f"{type(group).__name__} cannot be configured anew; give torchft's process group")
-        for name in found:
+        for name in names:
             own = getattr(group, name)
 
             def configure(*args: Any, own: Any = own, **kwargs: Any) -> Any:

@@ -27,7 +27,7 @@ def find_trained(
                 f"local steps take a plain module, got {wrapper}, which exchanges or splits parameters itself; "
                 "pass the module before it is wrapped, and train that"
             )
-    trained = {p for one in optimizer.param_groups for p in one["params"] if p.requires_grad}
+    trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named = {name: p for name, p in model.named_parameters() if p in trained}
     if len(named) != len(trained):
         raise ConfigurationError(

@@ -141,6 +141,6 @@ class AttachingCallback:
 
     def _take(self, separator: str = "/") -> dict[str, float]:
         """Take what was noted since the last call."""
-        found = {f"grace{separator}{key.removeprefix(PREFIX)}": value for key, value in self._found.items()}
+        values = {f"grace{separator}{key.removeprefix(PREFIX)}": value for key, value in self._found.items()}
         self._found = {}
-        return found
+        return values

@@ -153,12 +153,12 @@ class Unexchanged:
         model = self._model()
         if model is None:
             return {}
-        mine, given = set(held), self._given is not None and self._given() is optimizer
+        exchanged, given = set(held), self._given is not None and self._given() is optimizer
         named = {p: name for name, p in model.named_parameters()}
         strangers: dict[str, Tensor] = {}
         for number, group in enumerate(optimizer.param_groups):
             for place, p in enumerate(group["params"]):
-                if p in mine or named.get(p) in self._ignored or is_split(p):
+                if p in exchanged or named.get(p) in self._ignored or is_split(p):
                     continue
                 if p in named:
                     strangers[named[p]] = p

@@ -143,9 +143,9 @@ class Weights:
             small = len(p._orig_size) <= 1 or math.prod(p._orig_size) < SMALL
             parts.append(_Part(math.prod(p.padded_sharded_param_size), not small))
         if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-            found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise ConfigurationError(
-                f"weights=: the parameters beside {group.name!r} are gathered as {found}; legal: one of float32, bfloat16 and "
+                f"weights=: the parameters beside {group.name!r} are gathered as {names}; legal: one of float32, bfloat16 and "
                 "float16 for all parameters of a module that fully_shard was applied to, as "
                 "mp_policy=MixedPrecisionPolicy(param_dtype=...) makes it"
             )
@@ -181,7 +181,7 @@ class Weights:
                 finite = and_(finite, fine)
             wires.append(wire)
         sealed = yield AllGather(seal(join(*wires), finite, version)[0])  # [W, s]
-        flags = [read_headers(one[None], version, rank) for rank, one in enumerate(sealed)]
+        flags = [read_headers(message[None], version, rank) for rank, message in enumerate(sealed)]
         at, place = HEADER, 0
         for index, (part, wire) in enumerate(zip(parts, wires, strict=True)):
             end = at + wire.shape[1] * wire.element_size()

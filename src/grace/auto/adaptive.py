@@ -72,8 +72,8 @@ class Adapted:
             return f"{self.settings}: nothing is measured yet"
         lines = [f"{self.settings}: {self.bits:.2f} of {self.budget:g} bits a number, chosen at step {self.step}"]
         lines += [
-            f"  {one.name}: {one.numbers:,} numbers, {one.method}, {one.bits:.2f} bits, loses {one.lost:.2%}"
-            for one in self.layers
+            f"  {layer.name}: {layer.numbers:,} numbers, {layer.method}, {layer.bits:.2f} bits, loses {layer.lost:.2%}"
+            for layer in self.layers
         ]
         return "\n".join(lines)
 
@@ -188,9 +188,9 @@ class Adapting:
         held = self.session.like.keys()  # one that has no part of a layer loses nothing of it
         absent = sum(name in held and name not in measured for name in self.names)
         width = 1 + len(self.settings.choices)
-        mine = [float(absent), *(value for name in self.names for value in measured.get(name, [0.0] * width))]
+        numbers = [float(absent), *(value for name in self.names for value in measured.get(name, [0.0] * width))]
         rows = Probe(self.session.network, 1, beside=self.site.beside).all_gather_numbers(
-            [struct.unpack("<q", struct.pack("<d", value))[0] for value in mine]
+            [struct.unpack("<q", struct.pack("<d", value))[0] for value in numbers]
         )
         told = [[struct.unpack("<d", struct.pack("<q", value))[0] for value in row] for row in rows]
         missed, *totals = [add(values) for values in zip(*told, strict=True)]
@@ -203,7 +203,7 @@ class Adapting:
         budget = self.settings.budget * sum(self.numbers)
         chosen = self._fill(error, budget) if self.settings.how == "filling" else within_cost(self.cost, error, budget)
         assert chosen is not None, "the same choice for all layers keeps the budget"
-        self.lost = [[one / max(1e-300, whole) for one in row] for row, whole in zip(error, energy, strict=True)]
+        self.lost = [[lost / max(1e-300, whole) for lost in row] for row, whole in zip(error, energy, strict=True)]
         self.chosen_at = self.session.worker.step
         if self.session.rank == 0:
             self._warn_of_losses(chosen)

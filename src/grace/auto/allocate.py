@@ -25,15 +25,15 @@ def within_error(cost: Table, error: Table, budget: float, levels: int = LEVELS)
     starts = _same(cost)
     if budget > 0:
         for half in (0.5, 1.0 - 1e-9):
-            units = [[math.floor(one / budget * levels + half) for one in row] for row in error]
+            units = [[math.floor(value / budget * levels + half) for value in row] for row in error]
             starts += _program(cost, units, levels)
     best: list[int] | None = None
     for start in starts:
         if _sum(error, start) > budget * (1 + 1e-9):
             continue
-        found = _spend_errors(cost, error, budget, start)
-        if best is None or _sum(cost, found) < _sum(cost, best):
-            best = found
+        chosen = _spend_errors(cost, error, budget, start)
+        if best is None or _sum(cost, chosen) < _sum(cost, best):
+            best = chosen
     return best
 
 
@@ -44,15 +44,15 @@ def within_cost(cost: Table, error: Table, budget: float, levels: int = LEVELS) 
     starts = _same(cost)
     if budget > 0:
         for half, slack in ((0.5, len(cost)), (0.5, 0), (1.0 - 1e-9, 0)):  # what exceeds the budget is dropped below
-            units = [[math.floor(one / budget * levels + half) for one in row] for row in cost]
+            units = [[math.floor(value / budget * levels + half) for value in row] for row in cost]
             starts += _program(error, units, levels + slack)
     best: list[int] | None = None
     for start in starts:
         if _sum(cost, start) > budget * (1 + 1e-9):
             continue
-        found = _spend_cost(cost, error, budget, start)
-        if best is None or _sum(error, found) < _sum(error, best):
-            best = found
+        chosen = _spend_cost(cost, error, budget, start)
+        if best is None or _sum(error, chosen) < _sum(error, best):
+            best = chosen
     return best
 
 
@@ -70,11 +70,11 @@ def fill_bits(
             return [fixed[k] for k in range(len(numbers))]
         total = sum(numbers[k] for k in free)
         level = (sum(numbers[k] * math.log2(energy[k] / numbers[k]) for k in free) - 2 * left) / total
-        found = {k: (math.log2(energy[k] / numbers[k]) - level) / 2 for k in free}
-        worst = max(free, key=lambda k: max(low - found[k], found[k] - high))
-        if low <= found[worst] <= high:
-            return [fixed.get(k, found.get(k, 0.0)) for k in range(len(numbers))]
-        fixed[worst] = low if found[worst] < low else high
+        widths = {k: (math.log2(energy[k] / numbers[k]) - level) / 2 for k in free}
+        worst = max(free, key=lambda k: max(low - widths[k], widths[k] - high))
+        if low <= widths[worst] <= high:
+            return [fixed.get(k, widths.get(k, 0.0)) for k in range(len(numbers))]
+        fixed[worst] = low if widths[worst] < low else high
 
 
 def fill_ratios(numbers: Sequence[int], means: Sequence[float], kept: float) -> tuple[float, list[float]]:
@@ -108,9 +108,9 @@ def _program(gain: Table, units: Sequence[Sequence[int]], levels: int) -> list[l
     back: list[list[int]] = []
     for row, parts in zip(gain, units, strict=True):
         new, chosen = [math.inf] * (levels + 1), [0] * (levels + 1)
-        for c, (one, part) in enumerate(zip(row, parts, strict=True)):
+        for c, (worth, part) in enumerate(zip(row, parts, strict=True)):
             for at in range(part, levels + 1):
-                value = best[at - part] + one
+                value = best[at - part] + worth
                 if value < new[at]:
                     new[at], chosen[at] = value, c
         best = new
@@ -118,11 +118,11 @@ def _program(gain: Table, units: Sequence[Sequence[int]], levels: int) -> list[l
     at = min(range(levels + 1), key=lambda k: best[k])
     if best[at] == math.inf:
         return []
-    found = []
+    path = []
     for chosen, parts in zip(reversed(back), reversed(list(units)), strict=True):
-        found.append(chosen[at])
+        path.append(chosen[at])
         at -= parts[chosen[at]]
-    return [found[::-1]]
+    return [path[::-1]]
 
 
 def _spend_errors(cost: Table, error: Table, budget: float, start: Sequence[int]) -> list[int]:

@@ -182,12 +182,14 @@ def unsure_of(timings: Timings, needed: Mapping[str, int]) -> tuple[str, ...]:
 def stragglers(told: Sequence[Told]) -> list[str]:
     """Name the ranks that take more than 1.5 times as long as the median, in words; compression cannot mend that."""
     slowest: dict[int, Told] = {}
-    for one in told:
-        if one.straggles > max(STRAGGLES, slowest[one.slowest].straggles if one.slowest in slowest else 0.0):
-            slowest[one.slowest] = one
+    for measured in told:
+        if measured.straggles > max(
+            STRAGGLES, slowest[measured.slowest].straggles if measured.slowest in slowest else 0.0
+        ):
+            slowest[measured.slowest] = measured
     return [
-        f"rank {rank} takes {one.straggles:.1f} times as long as {one.usual} ({one.what}): all wait for it"
-        for rank, one in sorted(slowest.items())
+        f"rank {rank} takes {measured.straggles:.1f} times as long as {measured.usual} ({measured.what}): all wait for it"
+        for rank, measured in sorted(slowest.items())
     ]
 
 
@@ -223,12 +225,12 @@ def _measure_codecs(
                 left_out[name] = f"not measured: {CODEC_NS / 1e9:g} s had passed"
                 continue
             limit = math.inf if always else times * SLOW_NS * numbers
-            found = agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
-            spent = found.spent
-            if found.sample is None:
-                left_out[name] = found.why
+            agreed = agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
+            spent = agreed.spent
+            if agreed.sample is None:
+                left_out[name] = agreed.why
             else:
-                into[name] = found
+                into[name] = agreed
 
     for name in candidates:
         try:
@@ -242,7 +244,7 @@ def _measure_codecs(
     told: list[Told] = []
     for name in candidates:
         if name in large:
-            samples = [one.sample for one in (small[name], large[name]) if one.sample is not None]
+            samples = [rate.sample for rate in (small[name], large[name]) if rate.sample is not None]
             rates[name] = Rate.through(world, samples, axes[name])
             told.append(Told(name, large[name].ns))
     return rates, left_out, told, spent
@@ -289,11 +291,11 @@ def _find_axes(name: str, timings: Timings) -> dict[str, int]:
 # ---- the link -------------------------------------------------------------------------------------------------------
 def _sizes_needed(rates: Iterable[Rate], largest: int) -> dict[str, int]:
     """The largest buffer of each kind, in bytes, that a bucket of so many numbers needs under any of these rates."""
-    found: dict[str, int] = {}
+    needed: dict[str, int] = {}
     for rate in rates:
         for kind, head, each in rate.moved:
-            found[kind] = max(found.get(kind, 0), int(head + each * largest) + 1)
-    return found
+            needed[kind] = max(needed.get(kind, 0), int(head + each * largest) + 1)
+    return needed
 
 
 def _measure_link(probe: Probe, needed: Mapping[str, int]) -> list[Told]:
@@ -303,19 +305,19 @@ def _measure_link(probe: Probe, needed: Mapping[str, int]) -> list[Told]:
         for kind, most in needed.items():
             sure = size in _SURE
             if sure or (probe.spent <= LINK_NS and probe.timings.kinds[kind].sizes[-1] < most):
-                found = learn(probe, kind, [size if sure else min(size, most)])
-                told[kind] = Told(kind, found) if found else told[kind]
+                ns = learn(probe, kind, [size if sure else min(size, most)])
+                told[kind] = Told(kind, ns) if ns else told[kind]
     return list(told.values())
 
 
 def learn(probe: Probe, kind: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """Measures a kind at these sizes; nanoseconds of the last that was not left out, by rank."""
-    found: tuple[int, ...] = ()
+    ns: tuple[int, ...] = ()
     for size in sizes:
         before = probe.spent
         probe.learn(kind, size, ())
-        found = tuple(probe.last) if probe.spent > before else found
-    return found
+        ns = tuple(probe.last) if probe.spent > before else ns
+    return ns
 
 
 # ---- where ranks are ------------------------------------------------------------------------------------------------

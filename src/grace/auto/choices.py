@@ -50,11 +50,11 @@ class Buckets:
 
     def methods_of(self, first: int, end: int, method: str) -> dict[str, list[Shape]]:
         """The shapes of the tensors of buckets ``first`` to ``end - 1``, by the method that they have where this is chosen."""
-        found: dict[str, list[Shape]] = {}
+        shapes: dict[str, list[Shape]] = {}
         for names in self.names[first:end]:
             for name in names:
-                found.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
-        return found
+                shapes.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
+        return shapes
 
 
 def problem_of(

@@ -69,8 +69,8 @@ def evidence_of(name: str) -> str:
     """On what it rests that a method may be used, in words."""
     if name in EXACT:
         return "the sum itself" if name == "none" else "the sum, rounded to bf16"
-    found = known().get(spell(make_method(name)))
-    return "nobody measured it" if found is None else str(found)
+    evidence = known().get(spell(make_method(name)))
+    return "nobody measured it" if evidence is None else str(evidence)
 
 
 def permitted(

@@ -154,7 +154,7 @@ class Controller:
         if self._left > 0:
             return None
         median = _middle(self._periods)
-        legal = [one for one in self._periods if one <= _STALL * median]
+        legal = [period for period in self._periods if period <= _STALL * median]
         return [_middle(legal), len(legal), self.plan, self.step, elapsed, overhead, _middle(self._exchanges)]
 
     def heard(self, rows: Sequence[Sequence[int]]) -> None:
@@ -365,7 +365,7 @@ class Controller:
             self._change(trial.rival)
         if settled and (trial.rival < self.baselines or (won and trial.incumbent < self.baselines)):
             self.verified_at = self.step
-        varies = _spread([mine for mine, _ in trial.pairs])
+        varies = _spread([rival for rival, _ in trial.pairs])
         if trial.undecided and varies > VARIES and self.verified_at is None:
             self._give_up(f"blocks of the same plan differ by {varies:.0%}")
         self._forget_pace()

@@ -237,7 +237,7 @@ class Driver:
         if self.site.holds or not self.site.names or self._known_buckets(came):
             return False
         known = [set(names) for names in self.buckets.names]
-        return all(any(set(names) <= one for one in known) for names in came)
+        return all(any(set(names) <= held for held in known) for names in came)
 
     def _known_buckets(self, came: tuple[tuple[str, ...], ...]) -> bool:
         """True if these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass
@@ -284,8 +284,8 @@ class Driver:
 
     def _offer(self, first: int) -> None:
         """The ranks agree on all choices, and use one."""
-        plans = {f"plan of choice {number}": repr(one.plan) for number, one in enumerate(self.choices)}
-        self.session.offer([self.site.resolve(one.policy) for one in self.choices], first, also=plans)
+        plans = {f"plan of choice {number}": repr(choice.plan) for number, choice in enumerate(self.choices)}
+        self.session.offer([self.site.resolve(choice.policy) for choice in self.choices], first, also=plans)
         self._using = (first, False)
 
     def _plan_of(self, policy: Policy, problem: Problem) -> Plan | None:
@@ -321,17 +321,17 @@ class Driver:
     def _look(self, controller: Controller, why: str) -> None:
         """Measures the link and codecs again, and plans anew."""
         start = self.clock()
-        used = dict.fromkeys(method for one in self.choices for method in one.plan.methods)
+        used = dict.fromkeys(method for choice in self.choices for method in choice.plan.methods)
         # of all candidates, or old numbers would compete with new ones
         self.known = look(
             self.session.network, self.known, list(self.known.rates), first=list(used), beside=self.site.beside
         )
         problem = self.problem()
         plans, challengers = propose_again(
-            problem, [one.plan.parts for one in self.choices], controller.current, alarm=controller.pressing,
+            problem, [choice.plan.parts for choice in self.choices], controller.current, alarm=controller.pressing,
             verified=controller.verified_at is not None,
         )  # fmt: skip
-        if [plan.parts for plan in plans] != [one.plan.parts for one in self.choices]:
+        if [plan.parts for plan in plans] != [choice.plan.parts for choice in self.choices]:
             self.choices = [Choice.of(plan, self.buckets) for plan in plans]
             self._offer(controller.current)
         self._overhead += self.clock() - start
@@ -369,11 +369,11 @@ class Driver:
         if controller is None:
             return {}
         share = sum(self.spent.values()) / self.elapsed
-        found = {"auto/plan": float(controller.current), "auto/spent_share": share}
+        logged = {"auto/plan": float(controller.current), "auto/spent_share": share}
         gain = measured_gain(controller.trials, controller.current, range(controller.baselines))
         if gain is not None:
-            found["auto/speedup"] = gain.median
-        return found
+            logged["auto/speedup"] = gain.median
+        return logged
 
     def explain(self) -> Explanation:
         """The choices and their reasons; the same on all ranks, but for times that are this rank's."""

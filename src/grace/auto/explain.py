@@ -121,14 +121,14 @@ class Explanation:
         """Gain of the chosen plan over the one of fp32 and bf16 that was measured to be better; None: not measured."""
         if self.chosen is None:
             return None
-        plain = [k for k, one in enumerate(self.candidates) if one.words in NAMES.values()]
+        plain = [k for k, candidate in enumerate(self.candidates) if candidate.words in NAMES.values()]
         return measured_gain(self.trials, self.chosen, plain)
 
     @property
     def history(self) -> list[tuple[int, str]]:
         """Steps and words: what was planned, noticed and tried, in order, as the log tells it."""
-        names = [one.words for one in self.candidates]
-        tried = [(one.step, trial_line(names[one.rival], names[one.incumbent], one)) for one in self.trials]
+        names = [candidate.words for candidate in self.candidates]
+        tried = [(trial.step, trial_line(names[trial.rival], names[trial.incumbent], trial)) for trial in self.trials]
         return sorted([*self.events, *tried], key=lambda pair: pair[0])
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,8 +150,8 @@ class Explanation:
             InputError: it is something else.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.read(found.get("auto") or found)
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.read(document.get("auto") or document)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} is no explanation of auto ({type(error).__name__}: {error}); handle.explain().save(FILE) writes one"
@@ -169,10 +169,12 @@ class Explanation:
                 f"schema {document.get('schema')!r}, version {document.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"
             )
         values = {name: document[name] for name in cls.__dataclass_fields__}
-        values["candidates"] = tuple(Candidate(**one) for one in document["candidates"])
-        values["buckets"] = tuple(Bucket(**{**one, "tensors": tuple(one["tensors"])}) for one in document["buckets"])
+        values["candidates"] = tuple(Candidate(**fields) for fields in document["candidates"])
+        values["buckets"] = tuple(
+            Bucket(**{**fields, "tensors": tuple(fields["tensors"])}) for fields in document["buckets"]
+        )
         values["trials"] = tuple(
-            Tried(**{**one, "pairs": tuple(map(tuple, one["pairs"]))}) for one in document["trials"]
+            Tried(**{**fields, "pairs": tuple(map(tuple, fields["pairs"]))}) for fields in document["trials"]
         )
         values["events"] = tuple((step, text) for step, text in document["events"])
         values["stragglers"] = tuple(document["stragglers"])
@@ -181,7 +183,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{self.settings}, {self._who()} over {self.transport}: {self._verdict()}"]
         lines += self._table()
-        lines += [f"  {one.words}: {_step(one)}" for one in self.candidates]
+        lines += [f"  {candidate.words}: {_step(candidate)}" for candidate in self.candidates]
         lines += [f"  step {step}: {text}" for step, text in self.history]
         if self.waits is not None:
             lines.append(f"Waits: {self.waits}.")
@@ -272,7 +274,7 @@ def explain(driver: Driver) -> Explanation:
         () if controller is None else tuple(
             Tried(
                 trial.step, trial.incumbent, trial.rival, trial.why, bool(trial.won), trial.words,
-                tuple((mine / 1e9, theirs / 1e9) for mine, theirs in trial.pairs),
+                tuple((rival / 1e9, theirs / 1e9) for rival, theirs in trial.pairs),
             )
             for trial in controller.trials
         ),
@@ -331,12 +333,12 @@ def bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
 
 def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
     """The result of a trial of one plan against another, in words and numbers."""
-    pairs = [(float(mine), float(theirs)) for mine, theirs in trial.pairs]
+    pairs = [(float(rival), float(theirs)) for rival, theirs in trial.pairs]
     numbers = ""
     if len(pairs) > 1:
         unit = 1e3 if isinstance(trial, Tried) else 1e-6
-        mine, theirs = (sorted(pair[k] for pair in pairs)[(len(pairs) - 1) // 2] * unit for k in (0, 1))
-        numbers = f"; {theirs:.1f} ms a step beside {mine:.1f} in the median of {len(pairs)} pairs"
+        rival_ms, theirs = (sorted(pair[k] for pair in pairs)[(len(pairs) - 1) // 2] * unit for k in (0, 1))
+        numbers = f"; {theirs:.1f} ms a step beside {rival_ms:.1f} in the median of {len(pairs)} pairs"
     return (
         f"{rival} {'replaces' if trial.won else 'does not replace'} {incumbent}: {trial.words}{numbers} ({trial.why})"
     )
@@ -359,21 +361,21 @@ def name_plan(plan: Plan) -> str:
     return NAMES.get(str(plan), str(plan))
 
 
-def _measured(one: Bucket) -> str:
-    return "-" if one.measured is None else f"{1e3 * one.measured:.1f} ms"
+def _measured(bucket: Bucket) -> str:
+    return "-" if bucket.measured is None else f"{1e3 * bucket.measured:.1f} ms"
 
 
-def _rejected(one: Bucket) -> str:
-    return "; ".join(f"{_name(name)} {1e3 * s:.1f} ms" for name, s in list(one.others.items())[:_REJECTED])
+def _rejected(bucket: Bucket) -> str:
+    return "; ".join(f"{_name(name)} {1e3 * s:.1f} ms" for name, s in list(bucket.others.items())[:_REJECTED])
 
 
 def _name(method: str) -> str:
     return NAMES.get(method, method)
 
 
-def _step(one: Candidate) -> str:
-    measured = f"{1e3 * one.measured:.1f} ms a step measured, " if one.measured is not None else ""
-    return f"{measured}{1e3 * one.predicted:.1f} predicted"
+def _step(candidate: Candidate) -> str:
+    measured = f"{1e3 * candidate.measured:.1f} ms a step measured, " if candidate.measured is not None else ""
+    return f"{measured}{1e3 * candidate.predicted:.1f} predicted"
 
 
 def _time(seconds: float) -> str:

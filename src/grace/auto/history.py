@@ -67,7 +67,7 @@ class History:
         assert model is not None
         self._took.clear()
         self._trials = self._alarms = 0
-        words = self._predictions([one.plan for one in driver.choices])
+        words = self._predictions([choice.plan for choice in driver.choices])
         self._add(
             f"a step takes {1e3 * model.compute:.1f} ms without communication; predicted: {words}; "
             f"uses {name_plan(driver.choices[controller.current].plan)}{self._tries(challengers)}"
@@ -107,14 +107,14 @@ class History:
         """All ranks have told of a block: tells what has come of it."""
         controller = self._driver.controller
         assert controller is not None
-        names = [name_plan(one.plan) for one in self._driver.choices]
+        names = [name_plan(choice.plan) for choice in self._driver.choices]
         news = [(step, text) for step, text in controller.events[self._alarms :]]
         trials = controller.trials[self._trials :]
         self._alarms, self._trials = len(controller.events), len(controller.trials)
-        news += [(one.step, trial_line(names[one.rival], names[one.incumbent], one)) for one in trials]
+        news += [(trial.step, trial_line(names[trial.rival], names[trial.incumbent], trial)) for trial in trials]
         for step, text in news:
             self._say(step, text)
-        if any(one.won for one in trials):
+        if any(trial.won for trial in trials):
             self._say_buckets()
         if controller.waits != self._waits:
             self._waits = controller.waits

@@ -42,7 +42,7 @@ def look(
     except TransportError as error:
         raise TransportError(f"while auto measured the link and the codecs again: {error}") from error
     timings = replace(known.timings, kinds={**known.timings.kinds, **probe.timings.kinds})
-    others = [one for one in known.links if one.what not in kinds]
+    others = [link for link in known.links if link.what not in kinds]
     spent = {**known.spent, "looks": known.spent.get("looks", 0) + probe.spent + codec_ns}
     unsure = unsure_of(timings, dict.fromkeys(known.unsure, SIZES[-1]))
     return replace(
@@ -57,18 +57,18 @@ def _codecs_again(
     start, rater, spent = clock(), Rater(_SAMPLES, _WARM, known.way), 0
     pace: dict[str, float] = {}
     took = would = 0.0
-    told = {one.what: one for one in known.codecs}
+    told = {codec.what: codec for codec in known.codecs}
     names = [name for name in dict.fromkeys(wanted) if name in known.rates]
     for name in names:
         before = known.rates[name].seconds(NUMBERS[1])
         if spent + (_WARM + _SAMPLES) * before * 1e9 > CODEC_NS:
             continue
-        found = agree_on(probe, rater, name, NUMBERS[1], math.inf, lambda: clock() - start)
-        spent = found.spent
-        if found.sample is not None and before > 0:
-            pace[name] = found.sample.seconds / before
-            took, would = took + found.sample.seconds, would + before
-            told[name] = Told(name, found.ns)
+        agreed = agree_on(probe, rater, name, NUMBERS[1], math.inf, lambda: clock() - start)
+        spent = agreed.spent
+        if agreed.sample is not None and before > 0:
+            pace[name] = agreed.sample.seconds / before
+            took, would = took + agreed.sample.seconds, would + before
+            told[name] = Told(name, agreed.ns)
     usual = took / would if would else 1.0
     rates = {name: rate.paced(pace.get(name, usual)) for name, rate in known.rates.items()}
     return rates, tuple(told.values()), spent

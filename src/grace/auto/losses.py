@@ -41,7 +41,7 @@ class Losses:
         ranks whole numbers, and gives everyone's.
         """
         keys = [(text, name) for text in methods for name in names]
-        found = [self.of.get(text, {}).get(name, 0.0) for text, name in keys]
-        rows = tell([int(_MILLION * min(_MOST, lost)) for lost in found]) if keys else []
+        losses = [self.of.get(text, {}).get(name, 0.0) for text, name in keys]
+        rows = tell([int(_MILLION * min(_MOST, lost)) for lost in losses]) if keys else []
         for k, (text, name) in enumerate(keys):
             self.of.setdefault(text, {})[name] = max(row[k] for row in rows) / _MILLION

@@ -98,10 +98,10 @@ class Problem:
         """These parts, and what they take; None: one of them cannot be."""
         jobs = [self.job(part) for part in parts]
         ready = [self.ready[part.end - 1] for part in parts]
-        found = [job for job in jobs if job is not None]
-        if len(found) < len(jobs):
+        known = [job for job in jobs if job is not None]
+        if len(known) < len(jobs):
             return None
-        return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, found, self.lanes))
+        return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, known, self.lanes))
 
     def travels(self, method: str) -> tuple[str, ...]:
         """How a method's payloads travel."""
@@ -114,9 +114,9 @@ class Problem:
 
 def better_baseline(problem: Problem, baselines: Sequence[str]) -> Plan:
     """The faster of these methods throughout, as predicted; they can always be used."""
-    found = [plan for name in baselines if (plan := problem.uniform(name)) is not None]
-    best = found[0]
-    for plan in found[1:]:
+    plans = [plan for name in baselines if (plan := problem.uniform(name)) is not None]
+    best = plans[0]
+    for plan in plans[1:]:
         best = plan if plan.seconds < best.seconds else best
     return best
 
@@ -132,9 +132,9 @@ def make_plan(problem: Problem) -> Plan:
         starts.append(lane)
     best = None
     for start in starts:
-        found = _descend(problem, start)
-        if best is None or found.seconds < best.seconds - _LESS:
-            best = found
+        candidate = _descend(problem, start)
+        if best is None or candidate.seconds < best.seconds - _LESS:
+            best = candidate
     assert best is not None
     return best
 
@@ -156,7 +156,9 @@ def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list
     listed = [best] if best.seconds < (1 - GAIN) * base.seconds else []
     travels = {problem.travels(method) for method in (best if listed else base).methods}
     others = [
-        plan for plan in uniform if plan.methods[0] not in baselines and plan.parts not in [one.parts for one in listed]
+        plan
+        for plan in uniform
+        if plan.methods[0] not in baselines and plan.parts not in [other.parts for other in listed]
     ]
 
     def order(plan: Plan) -> tuple[bool, float]:
@@ -196,10 +198,10 @@ def find_lane(problem: Problem) -> list[Part]:
     parts: list[Part] = []
     j = count
     while j:
-        one = back[j]
-        assert one is not None
-        parts.append(one)
-        j = one.first
+        last = back[j]
+        assert last is not None
+        parts.append(last)
+        j = last.first
     return parts[::-1]
 
 
@@ -214,8 +216,8 @@ def _descend(problem: Problem, start: Plan) -> Plan:
             for method in problem.methods:
                 if method == plan.parts[k].method:
                     continue
-                one = Part(plan.parts[k].first, plan.parts[k].end, method)
-                trial = problem.plan([*plan.parts[:k], one, *plan.parts[k + 1 :]])
+                changed = Part(plan.parts[k].first, plan.parts[k].end, method)
+                trial = problem.plan([*plan.parts[:k], changed, *plan.parts[k + 1 :]])
                 if trial is not None and trial.seconds < plan.seconds - _LESS:
                     plan = trial
         if plan.seconds >= before - 1e-9:

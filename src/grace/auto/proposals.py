@@ -21,10 +21,10 @@ def propose(problem: Problem, loaded: Plan | None = None) -> tuple[list[Plan], i
     other = problem.uniform(EXACT[1] if base.methods[0] == EXACT[0] else EXACT[0])
     assert other is not None
     plans = [base, other]
-    plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [one.parts for one in plans]]
+    plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [other.parts for other in plans]]
     best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
     if loaded is not None:
-        parts = [one.parts for one in plans]
+        parts = [plan.parts for plan in plans]
         best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
         plans += [loaded] if best == len(plans) else []
     most = _WORTH * plans[best].seconds

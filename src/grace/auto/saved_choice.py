@@ -22,7 +22,7 @@ def read_methods(saved: Any) -> dict[str, str]:
         StateError: it is not that.
     """
     methods = saved.get("methods") if isinstance(saved, Mapping) else None
-    if not isinstance(methods, Mapping) or not all(isinstance(one, str) for pair in methods.items() for one in pair):
+    if not isinstance(methods, Mapping) or not all(isinstance(text, str) for pair in methods.items() for text in pair):
         raise StateError(f"not a Grace state: its auto should say the method of each tensor, got {saved!r}")
     return dict(methods)
 

@@ -57,14 +57,14 @@ class Auto:
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise ConfigurationError(f"auto: {name}={value!r}; legal: a list, or in a string (a;b)")
-            object.__setattr__(self, name, tuple(tuple(one) if name == "keep" else one for one in value))
+            object.__setattr__(self, name, tuple(tuple(item) if name == "keep" else item for item in value))
         for pair in self.keep:
             if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
                 raise ConfigurationError(
                     f"auto: keep has {pair!r}; legal: pairs of a pattern and a method, embed*=bf16"
                 )
-        for one in (*self.methods, *(text for _, text in self.keep)):
-            make_method(one)
+        for spec in (*self.methods, *(text for _, text in self.keep)):
+            make_method(spec)
         check_knobs(self)
 
     @classmethod

@@ -160,7 +160,7 @@ class Gain:
 
 def gain_over(pairs: Sequence[tuple[float, float]], over: int) -> Gain | None:
     """Compare a plan with the baseline ``over`` by pairs (baseline's time, plan's time); None: there are none."""
-    ratios = sorted(base / max(1e-12, mine) for base, mine in pairs)
+    ratios = sorted(base / max(1e-12, rival) for base, rival in pairs)
     if not ratios:
         return None
     return Gain(over, len(ratios), ratios[(len(ratios) - 1) // 2], ratios[0], ratios[-1])
@@ -178,6 +178,6 @@ def measured_gain(trials: Sequence[Compared], current: int, baselines: Sequence[
             continue
         other = trial.rival if trial.incumbent == current else trial.incumbent
         if other in baselines and trial.pairs:
-            turned = [(theirs, mine) for mine, theirs in trial.pairs]
+            turned = [(theirs, rival) for rival, theirs in trial.pairs]
             latest[other] = gain_over(trial.pairs if other == trial.incumbent else turned, other)
     return min((gain for gain in latest.values() if gain is not None), key=lambda gain: gain.median, default=None)

@@ -50,12 +50,12 @@ def doctor(as_json: Json = False) -> None:
 
     Example: [bold]GRACE_KERNELS=native-avx2 grace doctor[/]
     """
-    found = examine()
+    document = examine()
     if as_json:
-        write_json(found)
+        write_json(document)
     else:
-        show(table(found), soft=True)
-    if found["errors"]:
+        show(table(document), soft=True)
+    if document["errors"]:
         raise typer.Exit(1)
 
 
@@ -265,8 +265,10 @@ def table(document: dict[str, Any]) -> RenderableType:
     if kernels["triton"] is not None:
         tested = f"{_use_triton(kernels)}; {' and '.join(devices.TESTED_TRITON)} were tested"
         lines.add_row("", Text(f"triton {kernels['triton']}, {tested}", "dim"))
-    for one in kernels["cuda"]["devices"]:
-        lines.add_row("", Text(f"CUDA: {one['name']}, capability {one['capability']}, {one['memory'] / 1e9:.0f} GB"))
+    for device in kernels["cuda"]["devices"]:
+        lines.add_row(
+            "", Text(f"CUDA: {device['name']}, capability {device['capability']}, {device['memory'] / 1e9:.0f} GB")
+        )
     lines.add_row("threads", f"{threads['torch']} of torch and the kernels, {threads['cores']} cores")
     there = [name for name in ("gloo", "nccl", "mpi") if transports[name]]
     lines.add_row("transports", f"{', '.join(there) or 'none'}; CUDA devices: {transports['cuda_devices']}")
@@ -278,10 +280,10 @@ def table(document: dict[str, Any]) -> RenderableType:
     if chosen is not None:
         lines.add_row("", Text(f"grace.transport() gives {chosen['name']} here: {chosen['why']}"))
     absent = []
-    for extra in dict.fromkeys(one["extra"] for one in document["extras"]):
-        packages = [one for one in document["extras"] if one["extra"] == extra]
-        there = [f"{one['package']} {one['version']}" for one in packages if one["version"]]
-        others = [one["package"] for one in packages if not one["version"]]
+    for extra in dict.fromkeys(package["extra"] for package in document["extras"]):
+        packages = [package for package in document["extras"] if package["extra"] == extra]
+        there = [f"{package['package']} {package['version']}" for package in packages if package["version"]]
+        others = [package["package"] for package in packages if not package["version"]]
         if not there:
             absent.append(extra)
             continue

@@ -102,11 +102,11 @@ def explain(
         return
     assert method is not None
     if model is not None:
-        found = plan_model(model, method, workers, granularity)
+        table = plan_model(model, method, workers, granularity)
         if as_json:
-            write_json(found.as_dict())
+            write_json(table.as_dict())
         else:
-            show(Text(str(found)), soft=True)
+            show(Text(str(table)), soft=True)
         return
     if (error := catalog.find_error(method)) is not None:
         if as_json:
@@ -182,17 +182,17 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
 
 def _declared(method: Method[Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """The facts that it declares for tensors of a shape."""
-    found = asdict(method.facts(torch.empty(shape, device="meta", dtype=torch.float32)))
-    return {name: value for name, value in found.items() if name not in ("kept", "peak")}  # these are counted: "memory"
+    facts = asdict(method.facts(torch.empty(shape, device="meta", dtype=torch.float32)))
+    return {name: value for name, value in facts.items() if name not in ("kept", "peak")}  # these are counted: "memory"
 
 
 def _memory(method: Method[Any]) -> dict[str, float] | None:
     """The memory that it needs beside the gradient, in multiples of it, to two digits."""
     try:
-        found = peak_of(method)
+        shares = peak_of(method)
     except Exception:  # somebody's method that fails tells why where it is used
         return None
-    return None if found is None else {name: float(f"{share:.2g}") for name, share in found._asdict().items()}
+    return None if shares is None else {name: float(f"{share:.2g}") for name, share in shares._asdict().items()}
 
 
 def plan_model(target: str, method: str, workers: int, granularity: str) -> ExchangePlan:

@@ -32,12 +32,12 @@ def migrate(
     Example: [bold]mpirun -n 2 grace migrate train.py --epochs 3[/]
     """
     if explain is not None:
-        found = describe(explain)
+        document = describe(explain)
         if as_json:
-            write_json(found)
+            write_json(document)
         else:
-            typer.echo(found["method"])
-            for part, change in found["differs"].items():
+            typer.echo(document["method"])
+            for part, change in document["differs"].items():
                 typer.echo(f"  {part}: {change}")
         return
     if script is None:

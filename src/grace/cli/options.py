@@ -72,10 +72,10 @@ def parse_methods(text: str) -> list[str]:
     Raises:
         ConfigurationError: it names none.
     """
-    found = [name for name in split_methods(text) if name]
-    if not found:
+    names = [name for name in split_methods(text) if name]
+    if not names:
         raise ConfigurationError(f"methods {text!r} names none; legal: methods with commas between, such as topk,qsgd")
-    return found
+    return names
 
 
 def parse_names(text: str, what: str) -> list[str]:
@@ -84,10 +84,10 @@ def parse_names(text: str, what: str) -> list[str]:
     Raises:
         ConfigurationError: there is none.
     """
-    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
         raise ConfigurationError(f"{what} {text!r} names none; legal: one or more, with commas between")
-    return found
+    return names
 
 
 def parse_numbers(text: str, what: str) -> list[int]:

@@ -33,5 +33,5 @@ def report(
         typer.echo(f"failed: {run['file']} ({run['method']}): {run['error'].strip().splitlines()[-1]}", err=True)
     for file in done["skipped"]:
         typer.echo(f"left out: {file['file']}: {file['reason']}", err=True)
-    for one in done["missing"]:
-        typer.echo(f"no data for {one['figure']}, which needs {one['needs']}: {one['command']}", err=True)
+    for figure in done["missing"]:
+        typer.echo(f"no data for {figure['figure']}, which needs {figure['needs']}: {figure['command']}", err=True)

@@ -138,11 +138,11 @@ def _options(
 
 def _with_options(command: C) -> C:
     """Gives a command the common options; it gets them as keyword arguments."""
-    own, shared = (inspect.signature(one, eval_str=True).parameters.values() for one in (command, _options))
-    both = [one for one in own if one.kind is not one.VAR_KEYWORD] + list(shared)
-    both.sort(key=lambda one: one.default is not one.empty)
+    own, shared = (inspect.signature(function, eval_str=True).parameters.values() for function in (command, _options))
+    both = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD] + list(shared)
+    both.sort(key=lambda parameter: parameter.default is not parameter.empty)
     command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in both}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in both}
     return command
 
 
@@ -156,7 +156,7 @@ def train(methods: Methods, out: Out = None, **options: Any) -> None:
     """
     runs = _sweep(_plan(parse_methods(methods), options), out, options)
     documents = [run.document for run in runs]
-    places = {(one.task, one.toolkit, one.workers, one.link) for one in documents}
+    places = {(document.task, document.toolkit, document.workers, document.link) for document in documents}
     view = tables.comparison(documents) if len(places) == 1 else tables.sweep(documents)
     written = "" if out is None else f"In {out}: runs/, runs.csv, curves.csv"
     _tell(runs, view, options, written, None if len(places) == 1 else WIDE)

@@ -53,7 +53,7 @@ def link(
 
     speeds = parse_links(links, latency)
     warn_if_busy()
-    rows = [measure_link(one, seconds) for one in speeds]
+    rows = [measure_link(speed, seconds) for speed in speeds]
     if as_json:
         write_json(rows)
     else:

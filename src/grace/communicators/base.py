@@ -113,7 +113,7 @@ class Communicator(Method[Any]):
         theirs = yield AllToAll(seal(wire, finite, max(widths), peer))  # [W, s]
         finite = wires.read_headers(theirs, peer.step)
         mean = peer.lent.scratch((1, c), loan.x)
-        received = [wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)]
+        received = [wires.unseal(row, width, wire.dtype) for row, width in zip(theirs[:, None], widths, strict=True)]
         scale = 1.0 if self.compressor.aggregation == "majority" else 1 / W
         return mean, self._decode(received, mean, peer, scale, finite)
 
@@ -160,7 +160,7 @@ class Communicator(Method[Any]):
             return loan.poison(None)
         mean = loan.make_room()
         vote = self.compressor.aggregation == "majority"
-        received = [wires.unseal(one, width, dtype) for one, width in zip(sealed, widths, strict=True)]
+        received = [wires.unseal(message, width, dtype) for message, width in zip(sealed, widths, strict=True)]
         scale = 1.0 if vote else 1 / peer.world
         finite = self._decode(received, mean.view(1, -1), peer, scale, finite)
         if finite is False:
@@ -195,8 +195,8 @@ def seal(wire: Tensor, finite: Flag, size: int, peer: Peer) -> Tensor:
 def read_all_headers(received: Sequence[Tensor], peer: Peer) -> Flag:
     """True if all ranks saw only finite numbers: each sent one of these sealed wires ``[1, s]``."""
     finite: Flag = True
-    for rank, one in enumerate(received):
-        finite = and_(finite, wires.read_headers(one, peer.step, rank))
+    for rank, message in enumerate(received):
+        finite = and_(finite, wires.read_headers(message, peer.step, rank))
     return finite
 
 

@@ -30,10 +30,10 @@ class Broadcasts(OneHop):
         loan = Loan(x, peer)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        mine = seal(wire, finite, widths[peer.rank], peer)[0]
+        message = seal(wire, finite, widths[peer.rank], peer)[0]
         received = []
         for root, width in enumerate(widths):
-            buf = mine if root == peer.rank else mine.new_zeros(wires.sealed_bytes(width))
+            buf = message if root == peer.rank else message.new_zeros(wires.sealed_bytes(width))
             received.append((yield Broadcast(buf, root))[None])
         finite = read_all_headers(received, peer)
         return self._give_back(loan, received, widths, wire.dtype, finite, peer)

@@ -84,8 +84,8 @@ class BucketPlan:
         """For each tensor the wires of all senders in ``rows [W, s]`` uint8, contiguous."""
         where = (rows.data_ptr(), *rows.shape)
         if self._gathered[0] != where:
-            found = [Gathered(rows, begin, *kind) for begin, kind in zip(self._begins, self._kinds, strict=True)]
-            self._gathered = (where, found)
+            answers = [Gathered(rows, begin, *kind) for begin, kind in zip(self._begins, self._kinds, strict=True)]
+            self._gathered = (where, answers)
         return self._gathered[1]
 
     def fits(self, made: Sequence[Tensor]) -> bool:

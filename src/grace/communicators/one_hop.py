@@ -127,7 +127,7 @@ class OneHop(Communicator):
         """
         if plan.encoder is None:
             return None
-        memories, rests = ([one.data_ptr() for one in each or ()] for each in (peers.memories, peers.rests))
+        memories, rests = ([tensor.data_ptr() for tensor in each or ()] for each in (peers.memories, peers.rests))
         return plan.encoder.run([x.data_ptr() for x in xs], plan.addresses(message), peers.like.step, memories, rests)
 
     def _write(

@@ -60,7 +60,7 @@ class ParameterServer(TwoHops):
                 inbox[rank] = (yield Permute(message[0], ((rank, server),)))[None]
         finite: Flag = read_all_headers(inbox, peer) if serving else False
         total = peer.lent.scratch((1, n), x)  # the server's: the mean, then its second rounding
-        received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
+        received = [wires.unseal(message, width, wire.dtype) for message, width in zip(inbox, widths, strict=True)]
         finite = self._decode(received, total, peer, 1 / W, finite)
         fill_unless_(finite, total, 0.0)
         again = self._compress_again(total, state, peer)  # on other ranks only its shape matters
@@ -77,8 +77,8 @@ class ParameterServer(TwoHops):
         if finite is False:
             return loan.poison(state)
         mean = loan.make_room()
-        said = wires.unseal(answer, widths[server], again.dtype)
-        finite = self._decode([said], mean.view(1, -1), peer, 1.0, finite, hop=1)
+        response = wires.unseal(answer, widths[server], again.dtype)
+        finite = self._decode([response], mean.view(1, -1), peer, 1.0, finite, hop=1)
         if finite is False:
             return loan.poison(state)
         state = self._commit(total, 0, x, state, finite, peer) if serving else None

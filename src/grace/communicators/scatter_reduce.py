@@ -50,9 +50,11 @@ class ScatterReduce(TwoHops):
         if finite is False:
             return loan.poison(state)
         mean = loan.make_room()
-        received = [wires.unseal(one, width, again.dtype) for one, width in zip(final[:, None], widths, strict=True)]
-        for row, one in zip(mean.view(W, 1, c), received, strict=True):
-            finite = self._decode([one], row, peer, 1.0, finite, hop=1)
+        received = [
+            wires.unseal(message, width, again.dtype) for message, width in zip(final[:, None], widths, strict=True)
+        ]
+        for row, payload in zip(mean.view(W, 1, c), received, strict=True):
+            finite = self._decode([payload], row, peer, 1.0, finite, hop=1)
         if finite is False:
             return loan.poison(state)
         return loan.give_back(mean, self._commit(chunk, peer.rank * c, x, state, finite, peer), finite)

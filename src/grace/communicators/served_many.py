@@ -124,9 +124,9 @@ def exchange_served(
         reply = workspace.take((plan.size,), torch.uint8, many.device).zero_()
     answer = yield Broadcast(reply, server, parts=plan.parts)
     wires.check_shape("wires", answer, reply.shape)
-    said = answer.contiguous().view(1, -1)
-    legal = bucket.again.aggregate_many_(said, first.means or many, 1.0, bucket.stream)
-    fine = agree(said, plan.words, legal, many, peers, first.means, overflows=bucket.again.overflows)
+    received = answer.contiguous().view(1, -1)
+    legal = bucket.again.aggregate_many_(received, first.means or many, 1.0, bucket.stream)
+    fine = agree(received, plan.words, legal, many, peers, first.means, overflows=bucket.again.overflows)
     if bucket.debts is not None:
         states = bucket.debts.commit(fine, xs, states, peer.lr, peer.lent)
     return give_back(fine, xs, peers, None if bucket.debts is None else states)

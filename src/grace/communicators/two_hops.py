@@ -102,8 +102,8 @@ class TwoHops(Communicator):
             return None
         debt, start, world, shape, _ = held
         out: Tensor = debt.new_zeros(math.prod(shape))
-        mine = out[start : start + debt.numel()]
-        torch.mul(debt[: mine.numel()], world, out=mine)
+        chunk = out[start : start + debt.numel()]
+        torch.mul(debt[: chunk.numel()], world, out=chunk)
         return out.view(shape)
 
     def _compress_again(self, average: Tensor, state: Any, peer: Peer) -> Tensor:

@@ -18,9 +18,10 @@ def list_devices() -> list[dict[str, Any]]:
     """Name, capability and memory in bytes of each CUDA device."""
     if not torch.cuda.is_available():
         return []
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [
-        {"name": one.name, "capability": f"{one.major}.{one.minor}", "memory": int(one.total_memory)} for one in found
+        {"name": device.name, "capability": f"{device.major}.{device.minor}", "memory": int(device.total_memory)}
+        for device in devices
     ]
 
 
@@ -53,7 +54,7 @@ def find_triton_problem() -> str | None:
 def _triton_version() -> tuple[int, ...]:
     """The first two numbers of its version; of one that nobody knows, the least that is legal."""
     try:
-        found = re.findall(r"\d+", metadata.version("triton"))
+        parts = re.findall(r"\d+", metadata.version("triton"))
     except metadata.PackageNotFoundError:  # built with torch, under another name
-        found = []
-    return tuple(map(int, found[:2])) or LEAST_TRITON
+        parts = []
+    return tuple(map(int, parts[:2])) or LEAST_TRITON

@@ -57,14 +57,14 @@ def _choose(signature: Callable[..., Any], x: Any) -> Callable[..., Any]:
     """The implementation of an operation on this tensor's device, under the backend in use; remembered there."""
     backend = backends.backend()
     module = backend.module_of(x.device.type)
-    found = (None if module is None else _find(signature, module)) or _reference(signature)
-    return backend.chosen.setdefault(signature if x.is_cpu else (signature, x.device.type), found)
+    function = (None if module is None else _find(signature, module)) or _reference(signature)
+    return backend.chosen.setdefault(signature if x.is_cpu else (signature, x.device.type), function)
 
 
 def _reference(signature: Callable[..., Any]) -> Callable[..., Any]:
-    found = _find(signature, "reference")
-    assert found is not None, f"{signature.__module__}.reference has no {signature.__name__}"
-    return found
+    function = _find(signature, "reference")
+    assert function is not None, f"{signature.__module__}.reference has no {signature.__name__}"
+    return function
 
 
 @functools.cache
@@ -74,9 +74,9 @@ def _find(signature: Callable[..., Any], module: str) -> Callable[..., Any] | No
     if importlib.util.find_spec(path) is None:
         return None
     try:
-        found = getattr(importlib.import_module(path), signature.__name__, None)
+        function = getattr(importlib.import_module(path), signature.__name__, None)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module:
             raise
         return None  # a package of the module's name, such as triton, is not installed
-    return found if getattr(found, "__module__", None) == path else None  # another family's may be imported there
+    return function if getattr(function, "__module__", None) == path else None  # another family's may be imported there

@@ -58,8 +58,8 @@ class Functions:
         listed = interface(library)
         theirs = listed.get(name)
         if theirs is None or tuple(map(_type, theirs)) != ours:
-            found = f"{name}({', '.join(theirs)}), called otherwise" if theirs else f"no {name!r}"
-            what = f"has {found}" if listed else "does not say what it has"
+            problem = f"{name}({', '.join(theirs)}), called otherwise" if theirs else f"no {name!r}"
+            what = f"has {problem}" if listed else "does not say what it has"
             raise ConfigurationError(
                 f"the native library {library._name} is older than its sources: it {what}; run `make setup`, "
                 "or install Grace again"
@@ -132,14 +132,14 @@ def threads() -> int:
 
 def library() -> str:
     """The file that holds the native kernels, or why there is none."""
-    found = _library()
-    return found if isinstance(found, str) else str(found._name)
+    loaded = _library()
+    return loaded if isinstance(loaded, str) else str(loaded._name)
 
 
 def isas() -> tuple[str, ...]:
     """The instruction sets that this processor has, the best one last; none without a library."""
-    found = _library()
-    return () if isinstance(found, str) else ISAS[: int(found.grace_best()) + 1]
+    loaded = _library()
+    return () if isinstance(loaded, str) else ISAS[: int(loaded.grace_best()) + 1]
 
 
 def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:

@@ -124,7 +124,7 @@ class _Rule:
         if value is None:
             return self.optional
         if self.choices:
-            return any(value == one and type(value) is type(one) for one in self.choices)
+            return any(value == choice and type(value) is type(choice) for choice in self.choices)
         if self.kind is bool:
             return isinstance(value, bool)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.kind is int else numbers.Real):
@@ -159,8 +159,8 @@ def check_knobs(instance: object) -> None:
 
 def _read_percent(value: object) -> str:
     """How to write what was given as a percentage."""
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value) if isinstance(value, str) else None
-    return f"; write {float(found[1]) / 100:g} for {found[0].strip()}" if found else ""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value) if isinstance(value, str) else None
+    return f"; write {float(match[1]) / 100:g} for {match[0].strip()}" if match else ""
 
 
 def name_owner(factory: type, name: str) -> None:
@@ -198,7 +198,7 @@ def _rules(factory: type) -> tuple[tuple[str, _Rule], ...]:
                 notes[name] = eval(note, dict(space)) if isinstance(note, str) else note
             except (NameError, AttributeError, TypeError):  # a name that only type checkers see
                 notes.pop(name, None)
-    rules = ((one.name, _rule(notes.get(one.name))) for one in dataclasses.fields(factory) if one.init)
+    rules = ((field.name, _rule(notes.get(field.name))) for field in dataclasses.fields(factory) if field.init)
     return tuple((name, rule) for name, rule in rules if rule is not None)
 
 

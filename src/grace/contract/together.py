@@ -55,11 +55,11 @@ class Layouts:
 
     def of(self, sizes: tuple[int, ...], dtype: torch.dtype) -> _Layout:
         """The layout for buffers with these numbers of elements in a row."""
-        found = self._known.get((dtype, sizes))
-        if found is None:
+        layout = self._known.get((dtype, sizes))
+        if layout is None:
             step = max(1, _ALIGN // dtype.itemsize)
-            found = self._known[dtype, sizes] = _Layout.align(sizes, step)
-        return found
+            layout = self._known[dtype, sizes] = _Layout.align(sizes, step)
+        return layout
 
 
 class _Asked(NamedTuple):
@@ -103,14 +103,14 @@ def together(
             advance(i, None)
         while asked:
             kinds: dict[_Key, list[_Asked]] = {}
-            for one in sorted(asked, key=_first_place):
-                kinds.setdefault(_kind(one.op), []).append(one)
+            for request in sorted(asked, key=_first_place):
+                kinds.setdefault(_kind(request.op), []).append(request)
             asked.clear()
             # all collectives of a round before any answer is handed out: if the second fails, no memory has committed
             inbox: dict[int, Tensor] = {}
             for batch in kinds.values():
                 answers = yield from _one_of_kind(batch, layouts, workspace, labels or places is None)
-                inbox.update(zip([one.i for one in batch], answers, strict=True))
+                inbox.update(zip([request.i for request in batch], answers, strict=True))
             for i in sorted(inbox):
                 advance(i, inbox[i])
     except BaseException:
@@ -133,17 +133,17 @@ def _one_of_kind(
     asked: Sequence[_Asked], layouts: Layouts, workspace: Workspace | None, labels: bool
 ) -> Exchange[list[Tensor]]:
     """Performs collectives of one kind as one: their answers. ``labels``: whether it says whose its parts are."""
-    if all(one.places[-1] < other.places[0] for one, other in itertools.pairwise(asked)):
-        of = [place for one in asked for place in one.places] if labels else None
-        return (yield from one_collective([one.op for one in asked], layouts, workspace, of))
-    pieces = [piece for one in asked for piece in _cut(one)]
+    if all(first.places[-1] < other.places[0] for first, other in itertools.pairwise(asked)):
+        of = [place for request in asked for place in request.places] if labels else None
+        return (yield from one_collective([request.op for request in asked], layouts, workspace, of))
+    pieces = [piece for request in asked for piece in _cut(request)]
     order = sorted(range(len(pieces)), key=lambda k: pieces[k].places[0])
     of = [pieces[k].places[0] for k in order] if labels else None
     answers = yield from one_collective([pieces[k].op for k in order], layouts, workspace, of)
     back = [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda pair: pair[0])]
     joined, at = [], 0
-    for one in asked:
-        count = len(one.places)
+    for request in asked:
+        count = len(request.places)
         joined.append(back[at] if count == 1 else torch.cat(back[at : at + count], dim=-1))
         at += count
     return joined

@@ -80,11 +80,13 @@ def ask_host(a: Flag) -> bool:
 
 def ask_host_of_all(flags: Sequence[Flag]) -> list[bool]:
     """As :func:`ask_host`, of several flags of one device at once: one question."""
-    device = next((one.device for one in flags if isinstance(one, Tensor) and not on_host(one.device)), None)
+    device = next((flag.device for flag in flags if isinstance(flag, Tensor) and not on_host(flag.device)), None)
     if device is None:
         return list(map(bool, flags))
     refuse_capture("what this method sends next depends on whether this step was finite")
-    answers: list[bool] = torch.stack([torch.as_tensor(one, device=device, dtype=torch.bool) for one in flags]).tolist()
+    answers: list[bool] = torch.stack(
+        [torch.as_tensor(flag, device=device, dtype=torch.bool) for flag in flags]
+    ).tolist()
     return answers
 
 

@@ -71,10 +71,10 @@ _local = threading.local()
 
 
 def _stack() -> list[Refusals]:
-    found: list[Refusals] | None = getattr(_local, "stack", None)
-    if found is None:
-        found = _local.stack = []
-    return found
+    stack: list[Refusals] | None = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = []
+    return stack
 
 
 def refuse_unless(fine: Tensor | bool, problem: Problem) -> None:

@@ -49,8 +49,8 @@ def broadcast_params(params: Any, root: int = 0, *, transport: Transport | str =
                 raise InputError(f"{name!r} is a random key; make it of jax.random.key_data(key) and wrap_key_data")
         agree({f"leaf {name}": str(describe(leaf)) for name, leaf in leaves.items()}, network)
         arrays = [np.asarray(leaf, order="C") for leaf in leaves.values()]
-        mine = np.concatenate([np.zeros(0, np.uint8), *(x.reshape(-1).view(np.uint8) for x in arrays)])
-        theirs = network.run(Broadcast(torch.from_numpy(mine), root)).numpy() if mine.size else mine
+        local = np.concatenate([np.zeros(0, np.uint8), *(x.reshape(-1).view(np.uint8) for x in arrays)])
+        theirs = network.run(Broadcast(torch.from_numpy(local), root)).numpy() if local.size else local
     except BaseException as error:
         network.close(error)
         raise

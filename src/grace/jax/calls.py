@@ -84,10 +84,10 @@ def _copy(exchange: Exchange, arrays: list[Any], numbers: Sequence[Any]) -> list
 
 
 def _read_dtype(x: Any) -> torch.dtype:
-    found = getattr(torch, x.dtype.name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, x.dtype.name, None)
+    if not isinstance(dtype, torch.dtype):
         raise InputError(f"torch has no {x.dtype.name}")
-    return found
+    return dtype
 
 
 def to_torch(x: Any) -> Tensor:

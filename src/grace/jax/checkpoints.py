@@ -50,8 +50,8 @@ def restore_memories(directory: str | os.PathLike[str], handle: HostHandle) -> N
         try:
             tree = orbax.restore(place)
         except (FileNotFoundError, ValueError) as error:
-            found = sorted(path.name for path in Path(directory).glob("rank-*"))
-            problem = StateError(f"{place} is not a checkpoint of memories; found: {', '.join(found) or 'none'}")
+            files = sorted(path.name for path in Path(directory).glob("rank-*"))
+            problem = StateError(f"{place} is not a checkpoint of memories; found: {', '.join(files) or 'none'}")
             problem.__cause__ = error
             handle.refuse_load(problem)  # raises, on all workers
     handle.load_state_dict(_complete(tree))

@@ -56,12 +56,14 @@ def find_optimizers(model: Any, *, inside: bool = False) -> dict[str, Any]:
             if name.startswith("_"):  # the toolkit's own lists of what is there
                 continue
             if isinstance(held, list | tuple):
-                pairs = [(f"{name}[{place}]", one) for place, one in enumerate(held)]
+                pairs = [(f"{name}[{place}]", value) for place, value in enumerate(held)]
             elif isinstance(held, dict):
-                pairs = [(f"{name}[{key!r}]", one) for key, one in held.items()]
-            for own, one in pairs:
-                if isinstance(one, keras.optimizers.Optimizer) and _inner(one) not in map(_inner, optimizers.values()):
-                    optimizers[own if owner is model else f"{owner.name}.{own}"] = one
+                pairs = [(f"{name}[{key!r}]", value) for key, value in held.items()]
+            for own, value in pairs:
+                if isinstance(value, keras.optimizers.Optimizer) and _inner(value) not in map(
+                    _inner, optimizers.values()
+                ):
+                    optimizers[own if owner is model else f"{owner.name}.{own}"] = value
     return optimizers
 
 
@@ -91,8 +93,8 @@ def _check_named(model: Any, optimizer: Any) -> None:
             f"optimizer= is a {type(optimizer).__name__} that does not know yet what it trains; build it first: "
             "optimizer.build(variables), such as model.discriminator.trainable_variables"
         )
-    mine = {id(v) for v in model.variables}
-    foreign = [v.path for v in _inner(optimizer)._trainable_variables if id(v) not in mine]
+    known = {id(v) for v in model.variables}
+    foreign = [v.path for v in _inner(optimizer)._trainable_variables if id(v) not in known]
     if foreign:
         raise ConfigurationError(
             f"optimizer= trains {', '.join(map(repr, foreign[:5]))}, which is no variable of this model; give the model that "

@@ -184,18 +184,18 @@ class KerasHandle(Handover):
 
     def _step(self, present: Sequence[int], gradients: Sequence[Tensor], lr: float) -> list[Tensor]:
         """On the host: one exchange."""
-        mine: list[Tensor | None] = [None] * len(self.names)
+        tensors: list[Tensor | None] = [None] * len(self.names)
         for i, x in zip(present, gradients, strict=True):
-            mine[i] = x
-        means = self.mean(gradients if len(gradients) == len(mine) else mine, lr=lr)
+            tensors[i] = x
+        means = self.mean(gradients if len(gradients) == len(tensors) else tensors, lr=lr)
         return [mean for i in present if (mean := means[i]) is not None]
 
     def _wrap_check(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """True if all gradients are finite on all ranks."""
 
         def check_finite(grads: Sequence[Any]) -> Any:
-            mine = keras.ops.reshape(keras.ops.cast(keras.ops.logical_not(own(grads)), "float32"), (1,))
-            (worst,) = call_host(lambda xs: [self._find_worst(xs[0])], [mine])
+            nonfinite = keras.ops.reshape(keras.ops.cast(keras.ops.logical_not(own(grads)), "float32"), (1,))
+            (worst,) = call_host(lambda xs: [self._find_worst(xs[0])], [nonfinite])
             return keras.ops.equal(keras.ops.reshape(worst, ()), 0.0)
 
         return check_finite
@@ -332,10 +332,10 @@ class KerasHandle(Handover):
         return [v for v in self._model.variables if v.name == _GENERATOR]
 
     def _check_generators(self, saved: Mapping[str, Any]) -> Mapping[str, object]:
-        states, mine = saved.get("generators"), [tuple(v.shape) for v in self._generators()]
-        found = [tuple(x.shape) for x in states] if isinstance(states, list | tuple) else None
-        if found != mine:
-            raise StateError(f"the state has random generators of shapes {found}, and this model {mine}")
+        states, shapes = saved.get("generators"), [tuple(v.shape) for v in self._generators()]
+        saved_shapes = [tuple(x.shape) for x in states] if isinstance(states, list | tuple) else None
+        if saved_shapes != shapes:
+            raise StateError(f"the state has random generators of shapes {saved_shapes}, and this model {shapes}")
         return {}
 
     def _renew_train_function(self) -> None:

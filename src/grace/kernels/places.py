@@ -15,8 +15,8 @@ def find_set(bits: Tensor, k: int) -> Tensor:
     are missing. The host need not know how many there are.
     """
     if on_host(bits.device) and bits.shape[0] == 1:
-        found = bits[0].nonzero().view(1, -1)[:, :k]
-        return found if found.shape[1] == k else torch.nn.functional.pad(found, (0, k - found.shape[1]))
+        index = bits[0].nonzero().view(1, -1)[:, :k]
+        return index if index.shape[1] == k else torch.nn.functional.pad(index, (0, k - index.shape[1]))
     order = bits.cumsum(dim=1)  # [b, m]: how many are set up to here
     slot = torch.where((bits != 0) & (order <= k), order - 1, k)
     out = slot.new_zeros(bits.shape[0], k + 1)

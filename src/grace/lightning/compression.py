@@ -78,10 +78,10 @@ class Compression(AttachingCallback, _Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Lightning calls it after each batch."""
         if self._found:
-            found = self._take()
+            values = self._take()
             for logger in trainer.loggers:
-                logger.log_metrics(found, step=trainer.global_step)
-            pl_module.log_dict(found, logger=False, rank_zero_only=True)  # into trainer.callback_metrics
+                logger.log_metrics(values, step=trainer.global_step)
+            pl_module.log_dict(values, logger=False, rank_zero_only=True)  # into trainer.callback_metrics
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint; all ranks call it."""

@@ -176,8 +176,8 @@ class EF21(Memory[S], Generic[S]):
         return bucket.numbers
 
     def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
-        mine = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
-        mean = yield AllReduce(mine)
+        copy = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
+        mean = yield AllReduce(copy)
         if not ask_host(all_finite(mean)):  # what the next step sends depends on it; once in a run
             return Exchanged.poisoned(x, state)
         velocity = None if state.velocity is None else succeed(True, x, state.velocity, peer.lent)

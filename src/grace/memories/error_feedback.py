@@ -278,7 +278,7 @@ def _add(
         sums = Sums(sizes, memory=True)
         if workspace is not None:
             workspace.kept[key] = sums
-    sums.run(*([one.data_ptr() for one in each] for each in (xs, memories, rests)))
+    sums.run(*([tensor.data_ptr() for tensor in each] for each in (xs, memories, rests)))
 
 
 def _settle(

@@ -123,7 +123,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         turned = [False] * len(bases)
         bucket = open_turned(self, sides, turned, xs, list(bases.values()), peers, orthonormal=True)
         if bucket is None:
-            outs = yield from together([self._send(*one) for one in each], workspace=workspace)
+            outs = yield from together([self._send(*arguments) for arguments in each], workspace=workspace)
         else:
             yield from bucket.sum_factors()
             means, _ = bucket.restore(checked=True)
@@ -133,7 +133,8 @@ class GradiVeQ(Method["GradiVeQState | None"]):
                 outs.append(Exchanged(out.mean, out.rest, state, out.finite if known else True))
         fine = iter(ask_host_of_all([out.finite for out in outs if out.state is not None]))
         runs = [
-            self._learn(*one, out, out.state is not None and next(fine)) for one, out in zip(each, outs, strict=True)
+            self._learn(*arguments, out, out.state is not None and next(fine))
+            for arguments, out in zip(each, outs, strict=True)
         ]
         return rests_in_place((yield from together(runs, workspace=workspace)), xs)
 

@@ -161,10 +161,10 @@ class GradZip(LowRank["GradZipState | None"]):
             return [] if plain is None else [exchange_dense(self, [xs[t] for t in dense], plain)]
 
         # What travels uncompressed does so in the first round, which is the only one with alternate.
-        runs: list[Exchange[Any]] = [self._give(*one) for one in each]
+        runs: list[Exchange[Any]] = [self._give(*arguments) for arguments in each]
         runs += [] if self.alternate else give_dense()
         givens = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
-        runs = [self._fit(*one, given) for one, given in zip(each, givens, strict=False)]
+        runs = [self._fit(*arguments, given) for arguments, given in zip(each, givens, strict=False)]
         runs += give_dense() if self.alternate else []
         fitted = yield from together(runs, None, workspace, places[: len(runs)], labels=True)
         told = (fitted if self.alternate else givens)[len(held) :]

@@ -98,11 +98,11 @@ class Lossless(Compressor):
         expected = self.compressor.facts(out.shape[1]).payload
         most = 64 * out.shape[1] + 4096 if expected is None else expected
         dtype = self.compressor.compress_(out.new_zeros(1, 1), rng, False).dtype  # the same whatever the numbers are
-        for one, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
-            raw, coded = (int(field) for field in wires.split(one, _HEAD, slack=True))
+        for payload, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
+            raw, coded = (int(field) for field in wires.split(payload, _HEAD, slack=True))
             if not 0 <= raw <= most or raw % dtype.itemsize or not 1 <= coded <= raw + 1:
                 raise PayloadError(f"fields 'raw' and 'coded' must be of at most {most} bytes, got {raw} and {coded}")
-            *_, stream = wires.split(one, [*_HEAD, ("stream", torch.uint8, coded)], slack=True)
+            *_, stream = wires.split(payload, [*_HEAD, ("stream", torch.uint8, coded)], slack=True)
             inner = _tensor(streams.expand(stream[0].cpu().numpy().tobytes(), raw)).to(out.device)
             self.compressor.decompress_add_(inner.view(dtype)[None], row, scale, rng)
 

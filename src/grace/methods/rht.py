@@ -146,6 +146,6 @@ def _shared_stream(rng: Stream) -> Stream:
 @functools.lru_cache
 def _parse_inner(text: str) -> Compressor:
     """``"qsgd:bits=2"`` or ``"(qsgd:bits=2)"`` -> QSGD(bits=2)"""
-    one = method(text.removeprefix("(").removesuffix(")"), communicator="allgather", memory="none")
-    compressor: Compressor = one.compressor  # type: ignore[attr-defined]
+    inner = method(text.removeprefix("(").removesuffix(")"), communicator="allgather", memory="none")
+    compressor: Compressor = inner.compressor  # type: ignore[attr-defined]
     return compressor

@@ -130,7 +130,7 @@ class Cost:
     def _at(self, world: int) -> Replay:
         if world <= self._worlds[-1]:
             return self._replay(world)
-        return infer([self._replay(one) for one in self._worlds], world)
+        return infer([self._replay(workers) for workers in self._worlds], world)
 
     def jobs(self, step: Step, network: Carrier, world: int) -> list[list[Phase]]:
         """The phases of each bucket."""
@@ -163,11 +163,11 @@ def phases(
         axes: and how many of them along each axis.
     """
     half = (codec / 2, codec / 2)
-    found = [half]
+    pairs = [half]
     for kind, tally in moved.items():
         axis = split_kind(kind)[2]
-        found += [network.move(kind, tally, (axes or {})[axis] if axis else world), (0.0, 0.0)]
-    return [*found[:-1], half] if moved else [(codec, codec)]
+        pairs += [network.move(kind, tally, (axes or {})[axis] if axis else world), (0.0, 0.0)]
+    return [*pairs[:-1], half] if moved else [(codec, codec)]
 
 
 def share_out(per_step: Mapping[str, Tally], shares: Sequence[float]) -> list[dict[str, Tally]]:
@@ -180,24 +180,25 @@ def share_out(per_step: Mapping[str, Tally], shares: Sequence[float]) -> list[di
 
 def infer(replays: Sequence[Replay], world: int) -> Replay:
     """The replay of more workers, inferred from these."""
-    worlds = np.array([one.world for one in replays], dtype=float)
+    worlds = np.array([replay.world for replay in replays], dtype=float)
     line = np.stack([np.ones_like(worlds), worlds], axis=1)
     curve = np.stack([np.ones_like(worlds), 1 / worlds, worlds], axis=1)
     there, bent = np.array([1.0, world]), np.array([1.0, 1 / world, world])
 
     def fit(matrix: np.ndarray, at: np.ndarray, values: Sequence[float]) -> float:
-        found = np.linalg.lstsq(matrix, np.array(values), rcond=None)[0]
-        return max(0.0, float(at @ found))
+        line = np.linalg.lstsq(matrix, np.array(values), rcond=None)[0]
+        return max(0.0, float(at @ line))
 
     codec = tuple(
-        max(fit(line, there, values), *values[-1:]) for values in zip(*(one.codec for one in replays), strict=True)
+        max(fit(line, there, values), *values[-1:])
+        for values in zip(*(replay.codec for replay in replays), strict=True)
     )
     moved = []
-    for buckets in zip(*(one.moved for one in replays), strict=True):
+    for buckets in zip(*(replay.moved for replay in replays), strict=True):
         kinds = dict.fromkeys(kind for bucket in buckets for kind in bucket)
         bucket = {}
         for kind in kinds:
-            tallies = [one.get(kind, Tally()) for one in buckets]
+            tallies = [bucket.get(kind, Tally()) for bucket in buckets]
             bucket[kind] = Tally(
                 fit(line, there, [tally.count for tally in tallies]),
                 fit(curve, bent, [tally.bytes for tally in tallies]),
@@ -211,4 +212,4 @@ def infer(replays: Sequence[Replay], world: int) -> Replay:
             axis = split_kind(kind)[2]
             if tally.count:
                 sent += tally.count * wire_bytes(kind, tally.bytes / tally.count, axes[axis] if axis else world)
-    return Replay(world, codec, tuple(moved), sent, all(one.whole for one in replays), axes)
+    return Replay(world, codec, tuple(moved), sent, all(replay.whole for replay in replays), axes)

@@ -66,8 +66,8 @@ def link(text: str, latency: str | float = 0.0) -> Link:
         if seconds:
             raise ConfigurationError(f"latency {latency!r} needs a link: add --link 1gbit, or leave --latency out")
         return UNSHAPED
-    found = _RATE.fullmatch(name)
-    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    match = _RATE.fullmatch(name)
+    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not LEAST <= rate <= MOST:
         raise ConfigurationError(
             f"unknown link {text!r}; legal: {NONE}, {', '.join(PRESETS)}, or any number with mbit or gbit (1mbit to 400gbit)"
@@ -81,10 +81,10 @@ def parse_links(text: str, latency: str | float = 0.0) -> list[Link]:
     Raises:
         ConfigurationError: one is no link, or none is named.
     """
-    found = list(dict.fromkeys(link(name, latency) for name in text.split(",") if name.strip()))
-    if not found or not all(one.shaped for one in found):
+    links = list(dict.fromkeys(link(name, latency) for name in text.split(",") if name.strip()))
+    if not links or not all(link.shaped for link in links):
         raise ConfigurationError(f"links {text!r}: name one or more speeds, with commas between, such as 1gbit,10gbit")
-    return found
+    return links
 
 
 def seconds_of(text: str) -> float:
@@ -95,7 +95,7 @@ def seconds_of(text: str) -> float:
     """
     if text.strip() in ("", "0"):
         return 0.0
-    found = _TIME.fullmatch(text.strip().lower())
-    if found is None:
+    match = _TIME.fullmatch(text.strip().lower())
+    if match is None:
         raise ConfigurationError(f"time {text!r} is unknown; legal: a number with us, ms or s, such as 0.1ms")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]

@@ -196,12 +196,12 @@ class Probe:
             )
         timing = self.timings.kinds.setdefault(kind, Timing())
         whole = max(SIZES[0], int(-(-size // 4) * 4))
-        for one in (*(least for least in sizes if least < size), whole):
-            if any(abs(one - known) <= _NEAR * known for known in timing.sizes):
+        for target in (*(least for least in sizes if least < size), whole):
+            if any(abs(target - known) <= _NEAR * known for known in timing.sizes):
                 continue
-            if timing.sizes and self._estimate(kind, timing, one) > self.most_seconds:
+            if timing.sizes and self._estimate(kind, timing, target) > self.most_seconds:
                 break
-            timing.put(one, *self._time(kind, one))
+            timing.put(target, *self._time(kind, target))
 
     def meet(self) -> None:
         """Returns when all workers have come."""

@@ -75,12 +75,12 @@ class Rate:
         if [kind for kind, _ in first.moved] != [kind for kind, _ in last.moved]:
             first = last
         codec = tuple(
-            _line((first.numbers, one / 1e9), (last.numbers, other / 1e9))
-            for one, other in zip(first.codec, last.codec, strict=True)
+            _line((first.numbers, seconds / 1e9), (last.numbers, other / 1e9))
+            for seconds, other in zip(first.codec, last.codec, strict=True)
         )
         moved = tuple(
-            (kind, *_line((first.numbers, float(one)), (last.numbers, float(other))))
-            for (kind, one), (_, other) in zip(first.moved, last.moved, strict=True)
+            (kind, *_line((first.numbers, float(size)), (last.numbers, float(other))))
+            for (kind, size), (_, other) in zip(first.moved, last.moved, strict=True)
         )
         return cls(world, codec, moved, axes or {})
 
@@ -123,7 +123,7 @@ class Rate:
         declared = guessed = 0.0
         for shape in shapes:
             size = math.prod(shape)
-            known, usual = (_declared(method, one, peer, way) for one in (tuple(shape), _matrix(size)))
+            known, usual = (_declared(method, form, peer, way) for form in (tuple(shape), _matrix(size)))
             if known is None or usual is None:
                 return 1.0
             declared, guessed = declared + known, guessed + usual
@@ -197,10 +197,10 @@ def moved_by(method: Method[Any], numbers: int, world: int) -> dict[str, Tally]:
     peer = Peer(0, world)
     known, traced = _declared(method, _matrix(numbers), peer), _declared(method, _matrix(small), peer)
     scale = numbers / small if known is None or not traced else known / traced
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for kind, size in sample.moved:
-        found.setdefault(kind, Tally()).add(Tally(1, size * scale))
-    return found
+        tallies.setdefault(kind, Tally()).add(Tally(1, size * scale))
+    return tallies
 
 
 def _declared(method: Method[Any], shape: tuple[int, ...], peer: Peer, way: Way = TO_ALL) -> float | None:

@@ -111,8 +111,8 @@ class Echo:
 def heavy_tailed(numbers: int) -> Tensor:
     """``randn * exp(randn)``: a few numbers are much larger than the others."""
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
-    return found.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
+    normal = torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu")
+    return normal.mul_(torch.randn(numbers, generator=generator, dtype=torch.float32, device="cpu").exp_())
 
 
 class Replayer:
@@ -195,10 +195,10 @@ class Replayer:
                 continue
             add = self._add()
             if len(seconds) == len(self.buckets):
-                samples.append([one / add for one in seconds])
+                samples.append([second / add for second in seconds])
                 moved, sent = told, echo.sent
             elif not samples:
-                return self._extrapolate([one / add for one in seconds], told, echo)
+                return self._extrapolate([second / add for second in seconds], told, echo)
             if late or time.perf_counter() - started > self.budget:
                 break
         codec = tuple(statistics.median(column) for column in zip(*samples, strict=True))

@@ -116,11 +116,13 @@ def _distribute(entry: Recipe, knobs: Knobs, layers: dict[str, type]) -> dict[st
         label = label if dot else owners.get(knob, "")
         if label not in layers or name not in own_fields(layers[label]):
             legal = {*owners, *WRAPPERS, *find_outer(), "communicator", "memory"}
-            legal |= {f"{one}.{field}" for one in layers if one != "method" for field in own_fields(layers[one])}
+            legal |= {
+                f"{layer}.{field}" for layer in layers if layer != "method" for field in own_fields(layers[layer])
+            }
             means = _MEANT.get(name, "")
             hint = f"Write {means}=0.01, the share that is kept." if means in owners else ""
             raise unknown(
-                f"knob of {entry.name}", knob, legal if dot else {one for one in legal if "." not in one}, hint
+                f"knob of {entry.name}", knob, legal if dot else {name for name in legal if "." not in name}, hint
             )
         if name in given[label]:
             raise ConfigurationError(f"{entry.name}: knobs given twice: {name} and {label}.{name}")

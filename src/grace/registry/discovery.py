@@ -37,12 +37,12 @@ def import_classes(package: str, path: Iterable[str], *bases: type) -> dict[str,
         The public classes that these modules define, by name.
     """
     out: dict[str, type] = {}
-    for found in sorted(pkgutil.iter_modules(path), key=lambda one: one.name):
-        if not found.ispkg:
-            name = f"{package}.{found.name}"
-            own = (one for one in vars(importlib.import_module(name)).values() if isinstance(one, type))
-            mine = (one for one in own if one.__module__ == name and issubclass(one, bases))
-            out |= {one.__name__: one for one in mine if not one.__name__.startswith("_")}
+    for module in sorted(pkgutil.iter_modules(path), key=lambda module: module.name):
+        if not module.ispkg:
+            name = f"{package}.{module.name}"
+            own = (value for value in vars(importlib.import_module(name)).values() if isinstance(value, type))
+            classes = (value for value in own if value.__module__ == name and issubclass(value, bases))
+            out |= {value.__name__: value for value in classes if not value.__name__.startswith("_")}
     return out
 
 
@@ -81,10 +81,10 @@ def load(spec: str, kind: str) -> object:
     except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
     try:
-        found = _named[place] = getattr(module, name)
+        value = _named[place] = getattr(module, name)
     except AttributeError as error:
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {where} has no {name!r}") from error
-    return found
+    return value
 
 
 def _refusal(spec: str, kind: str) -> str:

@@ -225,7 +225,7 @@ def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
     memory = "none"
     for layer in reversed(outer):
         factory, changed = type(layer), _list_changes(layer)
-        wrapper = next((knob for knob, one in WRAPPERS.items() if one is factory), None)
+        wrapper = next((knob for knob, wrapped in WRAPPERS.items() if wrapped is factory), None)
         if wrapper is not None:
             first = own_fields(factory)[0]
             knobs[wrapper] = getattr(layer, first)
@@ -235,8 +235,8 @@ def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
             hidden.update(own_fields(factory))
             if communicator != entry.communicator:
                 knobs["communicator"] = communicator
-        elif (found := MEMORIES.name_of(factory)) is not None and memory == "none":
-            memory = found
+        elif (name := MEMORIES.name_of(factory)) is not None and memory == "none":
+            memory = name
             knobs |= {f"memory.{k}" if k in hidden else k: value for k, value in changed.items()}
         else:
             return None

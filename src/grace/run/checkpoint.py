@@ -94,11 +94,11 @@ class Checkpoint:
         if self._memories == "mean":
             out["owed"] = self._mean(state.debts())
         else:  # keys that no other rank has: equal keys would count as copies of one
-            mine = pack(session.state_dict())
+            packed = pack(session.state_dict())
             if self._whole:
-                out.update(session.run(_gather(mine, session.rank, session.world, _device(session))))
+                out.update(session.run(_gather(packed, session.rank, session.world, _device(session))))
                 return out
-            out.update({f"worker.{rank}": mine for rank in self._share()})
+            out.update({f"worker.{rank}": packed for rank in self._share()})
         return out
 
     def _share(self) -> list[int]:
@@ -216,8 +216,8 @@ class Checkpoint:
                     raise StateError(f"the checkpoint's debt to {name!r} does not have the shape of the parameter")
             return dict(owed)
         total: dict[str, Tensor] = {}
-        for rank, one in self._states(saved, policy).items():
-            state = session.read_state(one, rank, self._workers)
+        for rank, saved_state in self._states(saved, policy).items():
+            state = session.read_state(saved_state, rank, self._workers)
             for name, x in state.debts().items():
                 total[name] = total[name] + x / self._workers if name in total else x / self._workers
         for group in session.groups:  # the same on all ranks, even those that have none to read
@@ -274,9 +274,9 @@ def _average(x: Tensor) -> Exchange[Tensor]:
     return (yield AllReduce(wide, donate=True))
 
 
-def _gather(mine: bytes, rank: int, world: int, device: torch.device) -> Exchange[dict[str, bytes]]:
+def _gather(packed: bytes, rank: int, world: int, device: torch.device) -> Exchange[dict[str, bytes]]:
     """Each worker's bytes on rank 0, and its own on the others; one worker's after another's, so that they need no room."""
-    flat = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    flat = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
     sizes = yield AllGather(torch.tensor([flat.numel()], device=device, dtype=torch.int64))  # [W, 1]
     out = {}
     for root, size in enumerate(sizes.view(-1).tolist()):

@@ -37,5 +37,5 @@ def broadcast_(tensors: Iterable[Tensor], network: Network, root: int) -> None:
     """Copies the root's numbers into these tensors, of whatever shape and dtype, on all ranks."""
     for x in tensors:
         if x.numel():
-            mine = x.detach().contiguous().view(-1).view(torch.uint8)
-            x.copy_(network.run(Broadcast(mine, root)).view(x.dtype).view(x.shape))
+            local = x.detach().contiguous().view(-1).view(torch.uint8)
+            x.copy_(network.run(Broadcast(local, root)).view(x.dtype).view(x.shape))

@@ -223,12 +223,12 @@ class Elastic:
         staying = session.world - len(set(leaving))
         if not all(rank in range(session.world) for rank in leaving) or not staying:
             raise InputError(f"leaving={sorted(leaving)}: legal: some of the ranks 0 to {session.world - 1}, not all")
-        mine = worker.state.debts() if session.rank in leaving else {}
+        owed = worker.state.debts() if session.rank in leaving else {}
         shares = {}
         for name, like in session.group_tensors().items():
             wide = torch.promote_types(like.dtype, torch.float32)
             shares[name] = (
-                mine[name].clone() if name in mine else torch.zeros(like.shape, dtype=wide, device=like.device)
+                owed[name].clone() if name in owed else torch.zeros(like.shape, dtype=wide, device=like.device)
             )
         totals = session.run(together([_sum(x) for x in shares.values()]), counted=True)
         if session.rank in leaving:
@@ -239,13 +239,13 @@ class Elastic:
 
 def _find_survivors(told: list[dict[str, Any]]) -> tuple[int, list[int]]:
     """The last step that counts, and the ranks of those who took part in it, or have all that they need to go on from it."""
-    top = max(one["step"] for one in told)
-    (line, _), *_ = Counter(tuple(one["line"]) for one in told if one["step"] == top).most_common()
+    top = max(report["step"] for report in told)
+    (line, _), *_ = Counter(tuple(report["line"]) for report in told if report["step"] == top).most_common()
     last, before = (top, list(line)), top - 1
     return top, [
         rank
-        for rank, one in enumerate(told)
-        if (one["step"], one["line"]) == last or (one["step"] == before and one["after"] == list(line))
+        for rank, report in enumerate(told)
+        if (report["step"], report["line"]) == last or (report["step"] == before and report["after"] == list(line))
     ]
 
 

@@ -105,8 +105,8 @@ class Logs:
         if not self._logs or self._stats.steps == self._told:
             return
         self._told = self._stats.steps
-        for one in self._logs:
-            one.step(self._worker.step if step is None else step)
+        for log in self._logs:
+            log.step(self._worker.step if step is None else step)
         self._look_ahead()
 
     def _warn(self) -> None:
@@ -119,7 +119,7 @@ class Logs:
                 warnings.warn(text, DivergenceWarning, stacklevel=stack_level())
 
     def _look_ahead(self) -> None:
-        self._worker.measures = any(one.measures(self._stats.steps + 1) for one in self._logs)
+        self._worker.measures = any(log.measures(self._stats.steps + 1) for log in self._logs)
         self._worker.distortions = {}
 
 

@@ -30,8 +30,8 @@ def carry(state: WorkerState, factor: float) -> WorkerState:
     states, owed = {}, dict(state.owed)
     for name, (method, held) in state.states.items():
         kinds, debt = method.kinds(held), method.owed(held)
-        found = set(_leaves(kinds))
-        if found & {"chunk", "together"} or (debt is not None and "debt" not in found):
+        roles = set(_leaves(kinds))
+        if roles & {"chunk", "together"} or (debt is not None and "debt" not in roles):
             if debt is not None:
                 owed[name] = owed[name] + debt if name in owed else debt.clone()
         else:

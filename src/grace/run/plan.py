@@ -145,12 +145,12 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
         return
     used = _name_compressing(method for name, x in tensors.items() for method in policy.methods_for(name, x))
     if wanted and not used:
-        one = sorted(wanted)[0]
+        asked = sorted(wanted)[0]
         numbers = sum(x.numel() for x in tensors.values())
         warnings.warn(
-            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {one}. A "
-            f"bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
-            f'grace.Policy([("*", "{one}")])',
+            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {asked}. "
+            f"A bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
+            f'grace.Policy([("*", "{asked}")])',
             UncompressedWarning,
             stacklevel=stack_level(),
         )
@@ -158,7 +158,7 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
 
 def _name_compressing(methods: Iterable[Method[Any] | str]) -> set[str]:
     """Those of the methods that compress, as strings."""
-    return {spell(one) for one in methods if isinstance(one, Method) and not is_uncompressed(one)}
+    return {spell(method) for method in methods if isinstance(method, Method) and not is_uncompressed(method)}
 
 
 def plan(

@@ -46,8 +46,8 @@ def digest(xs: Iterable[Tensor]) -> Tensor | None:
         flat, most = x.detach().reshape(-1), _WORDS * 8 // x.element_size()
         for piece in (flat,) if flat.numel() <= most else torch.split(flat, most):
             if piece.numel():
-                one = _digest_piece(piece)
-                total = one if total is None else total * _CHAIN + one.to(total.device)
+                part = _digest_piece(piece)
+                total = part if total is None else total * _CHAIN + part.to(total.device)
     return total
 
 
@@ -164,9 +164,9 @@ class Replicas:
             seen = [
                 means[name].reshape(-1)[start:stop] for name, (start, stop) in self._window.items() if name in means
             ]
-        one = digest(seen)
-        if one is not None:
-            self._now = one if self._now is None else self._now * _CHAIN + one
+        part = digest(seen)
+        if part is not None:
+            self._now = part if self._now is None else self._now * _CHAIN + part
 
     def note_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Notes the parameters, of any shapes, before the means of the running step are applied; does nothing unless it ends
@@ -212,8 +212,8 @@ class Replicas:
         """
         device, held = self._digests[0].device, self._parameters
         known = torch.tensor([held is not None], dtype=torch.int64, device=device)
-        one = known if held is None else held.reshape(1).to(device)
-        rows = yield AllGather(torch.cat([torch.stack([x.to(device) for x in self._digests]), known, one]))
+        parameters = known if held is None else held.reshape(1).to(device)
+        rows = yield AllGather(torch.cat([torch.stack([x.to(device) for x in self._digests]), known, parameters]))
         difference = find_difference(rows.tolist(), self._steps)
         self._start()
         if difference is None:
@@ -224,8 +224,8 @@ class Replicas:
 
     def take_difference(self) -> Difference | None:
         """The difference that the last comparison has found and that is not repaired yet; only once."""
-        found, self.difference = self.difference, None
-        return found
+        difference, self.difference = self.difference, None
+        return difference
 
 
 _REMEDY = (

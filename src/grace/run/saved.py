@@ -106,8 +106,8 @@ class WorkerState:
         """
         parts: dict[str, tuple[str, list[Any]]] = {}
         for name, (method, state) in self.states.items():
-            if found := list(_pick(state, method.kinds(state), _SHARED)):
-                parts[name] = (spell(method), [copy_state(part) for part in found])
+            if shared := list(_pick(state, method.kinds(state), _SHARED)):
+                parts[name] = (spell(method), [copy_state(part) for part in shared])
         return parts
 
     def afresh(self) -> list[str]:
@@ -317,7 +317,7 @@ def _leaves(label: str, part: Any) -> Iterator[tuple[str, Any]]:
         for key in sorted(part):
             yield from _leaves(f"{label}/{key}", part[key])
     elif isinstance(part, tuple | list):
-        for index, one in enumerate(part):
-            yield from _leaves(f"{label}/{index}", one)
+        for index, item in enumerate(part):
+            yield from _leaves(f"{label}/{index}", item)
     else:
         yield label, part

@@ -44,20 +44,20 @@ def scatter_all(
     Those that are not compressed are one piece of the all-to-all that the others share: a transformer's block has a dozen of
     them, with few numbers.
     """
-    plain = [place for place, one in enumerate(tensors) if one.as_it_is]
-    places = [[place] for place, one in enumerate(tensors) if not one.as_it_is]
+    plain = [place for place, tensor in enumerate(tensors) if tensor.as_it_is]
+    places = [[place] for place, tensor in enumerate(tensors) if not tensor.as_it_is]
     runs: list[Any] = [_scatter(tensors[place]) for (place,) in places]
     if plain:
         runs.append(_sum([tensors[place].rows for place in plain], tensors[plain[0]].peer))
         places.append(plain)
     outs = yield from together(runs, layouts, workspace, places)
     results: list[Any] = [None] * len(tensors)
-    for of, found in zip(places, outs, strict=True):
-        for place, out in zip(of, found, strict=True):
+    for of, outcomes in zip(places, outs, strict=True):
+        for place, out in zip(of, outcomes, strict=True):
             results[place] = out
     return [
-        Exchanged(out, None, one.state) if isinstance(out, Tensor) else out
-        for one, out in zip(tensors, results, strict=True)
+        Exchanged(out, None, tensor.state) if isinstance(out, Tensor) else out
+        for tensor, out in zip(tensors, results, strict=True)
     ]
 
 
@@ -75,8 +75,8 @@ def traffic_of(tensor: Scattering) -> Traffic | None:
     return cost(AllToAll(buffer), tensor.peer.rank, tensor.peer.world) if size else Traffic()
 
 
-def _scatter(one: Scattering) -> Exchange[list[Exchanged[Any]]]:
-    return [(yield from one.method.scatter(one.rows, one.state, one.peer))]
+def _scatter(tensor: Scattering) -> Exchange[list[Exchanged[Any]]]:
+    return [(yield from tensor.method.scatter(tensor.rows, tensor.state, tensor.peer))]
 
 
 def _sum(tensors: Sequence[Tensor], peer: Peer) -> Exchange[list[Tensor]]:

@@ -386,8 +386,8 @@ class Session(Switching, Keeping):
             tensors: what is the same on all ranks, if no bit flips: means that are not applied yet, parameters, and the state
                 of the optimizer.
         """
-        if (found := self.replicas.take_difference()) is not None:
-            repair_(found, tensors(), self.worker, self._transport)
+        if (difference := self.replicas.take_difference()) is not None:
+            repair_(difference, tensors(), self.worker, self._transport)
 
     def count_step(self, dense_bytes: int | None = None) -> None:
         """Counts a step of training that has ended; ``dense_bytes``: of its gradients, by default those of all tensors."""

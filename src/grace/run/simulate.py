@@ -66,9 +66,9 @@ def simulate(workers: Sequence[Exchange[T]], grid: Grid | None = None) -> list[T
     while asked:
         meeting = next(_meetings(asked, len(workers), grid), None)
         ranks = meeting or range(len(workers))
-        said = {rank: signature(asked[rank]) if rank in asked else "finished" for rank in ranks}
-        if meeting is None or len(set(said.values())) > 1:
-            fail(round_mismatch(said))
+        signatures = {rank: signature(asked[rank]) if rank in asked else "finished" for rank in ranks}
+        if meeting is None or len(set(signatures.values())) > 1:
+            fail(round_mismatch(signatures))
         ops = [replace(asked[rank], axis="") if asked[rank].axis else asked[rank] for rank in meeting]
         advance(dict(zip(meeting, answers(ops), strict=True)))
     return [done[rank] for rank in range(len(workers))]
@@ -104,10 +104,10 @@ def answers(ops: Sequence[Collective], grid: Grid | None = None) -> list[Tensor]
     if first.axis:
         if grid is None:
             raise ConfigurationError(f"{signature(first)}: the simulation needs a grid, simulate(workers, grid)")
-        found: dict[int, Tensor] = {}
+        received: dict[int, Tensor] = {}
         for line in grid.lines(first.axis):
-            found.update(zip(line, answers([replace(ops[rank], axis="") for rank in line]), strict=True))
-        return [found[rank] for rank in range(world)]
+            received.update(zip(line, answers([replace(ops[rank], axis="") for rank in line]), strict=True))
+        return [received[rank] for rank in range(world)]
     if isinstance(first, Broadcast):
         return [ops[first.root].buf.clone() for _ in ops]
     if isinstance(first, Permute):

@@ -115,8 +115,8 @@ class Simulator:
         for place, i in enumerate(here):
             worker = self.workers[i]
             worker.lr = lr
-            mine = {name: xs[place].clone() for name, xs in gradients.items()}
-            runs.append(self._tracers[i].trace(worker.exchange(mine)))
+            local = {name: xs[place].clone() for name, xs in gradients.items()}
+            runs.append(self._tracers[i].trace(worker.exchange(local)))
         outs = simulate(runs, self.grid)
         means = {name: out.mean.clone() for name, out in outs[0].items()}
         self.step_count += 1
@@ -172,8 +172,8 @@ class Simulator:
             What :meth:`lose` raises.
         """
         handed = self.lose(worker)
-        for one in self.workers:
-            one.late({name: x * (one.world / self.world) for name, x in handed.items()})
+        for survivor in self.workers:
+            survivor.late({name: x * (survivor.world / self.world) for name, x in handed.items()})
 
     def late(self, worker: int, gradients: Mapping[str, Tensor]) -> None:
         """Gradients of a step that took place without this worker, of its tensors' shapes, by name: it adds them to its next
@@ -222,10 +222,10 @@ class Simulator:
             StateError: it does not fit.
         """
         workers = saved.get("workers") if isinstance(saved, Mapping) else None
-        found = len(workers) if isinstance(workers, list) else 0
-        if found != self.world:
-            raise StateError(f"the state is of {found} simulated workers, but there are {self.world}")
-        for worker, one in zip(self.workers, saved["workers"], strict=True):
-            worker.load_state_dict(one, like)
+        count = len(workers) if isinstance(workers, list) else 0
+        if count != self.world:
+            raise StateError(f"the state is of {count} simulated workers, but there are {self.world}")
+        for worker, state in zip(self.workers, saved["workers"], strict=True):
+            worker.load_state_dict(state, like)
         self.step_count = max(worker.step for worker in self.workers)
         self._times = {id(worker): worker.step for worker in self.workers}

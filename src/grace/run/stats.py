@@ -85,8 +85,8 @@ class Stats:
         """
         every = (self, *self.beside)
         dense, sent = (
-            sum(ring_bytes(one.dense_bytes, one.world) for one in every),
-            sum(one.traffic.sent for one in every),
+            sum(ring_bytes(group.dense_bytes, group.world) for group in every),
+            sum(group.traffic.sent for group in every),
         )
         return dense / sent if sent else 1.0
 

@@ -100,7 +100,7 @@ class Switching(abc.ABC):
             raise ConfigurationError(
                 f"choices are made for each parameter, and granularity={self.options.granularity!r}; legal: 'parameter'"
             )
-        policies = [self.options.read(one) for one in choices]
+        policies = [self.options.read(choice) for choice in choices]
         for policy in policies:
             self._check_axes(policy)
         texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}

@@ -108,8 +108,8 @@ class Worker:
             PayloadError: the network brought something illegal. On an accelerator both errors may belong to the step before.
         """
         batches = Batches(self.plans, self.peer(""))
-        for one in self._begin(tensors):
-            batches.add(*one)
+        for batch in self._begin(tensors):
+            batches.add(*batch)
         if flags is not None:
             batches.ride(flags)
         return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
@@ -398,7 +398,7 @@ class Worker:
         """Ends all methods and returns what they owe, by name; they start afresh."""
         self._ask()
         self._wait_for_pending()
-        held = ((name, *one) for name, one in self._states.items())
+        held = ((name, *pair) for name, pair in self._states.items())
         for name, method, state in (*held, *self._parked.all()):
             self._owed.add(name, method.owed(state))
         owed, self._owed, self._states = self._owed.left, Debts(), {}

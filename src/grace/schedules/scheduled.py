@@ -130,11 +130,11 @@ class Scheduled(Method[Any]):
         """Facts that hold at every value, for tensors like this one."""
         every = [variant.facts(like) for variant in self._variants()]
         return Facts(
-            unbiased=all(one.unbiased for one in every),
-            contraction=_worst(min, [one.contraction for one in every]),
-            variance=_worst(max, [one.variance for one in every]),
-            deterministic=all(one.deterministic for one in every),
-            payload=every[0].payload if len({one.payload for one in every}) == 1 else None,
+            unbiased=all(facts.unbiased for facts in every),
+            contraction=_worst(min, [facts.contraction for facts in every]),
+            variance=_worst(max, [facts.variance for facts in every]),
+            deterministic=all(facts.deterministic for facts in every),
+            payload=every[0].payload if len({facts.payload for facts in every}) == 1 else None,
         )
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

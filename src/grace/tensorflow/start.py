@@ -47,8 +47,8 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, *, transpo
         agree({"root_rank": str(root_rank), **{f"variable {i}": str(kind) for i, kind in enumerate(kinds)}}, network)
 
         def exchange(lent: Sequence[Tensor]) -> list[Tensor]:
-            mine = torch.cat([x.reshape(-1).view(torch.uint8) for x in lent])
-            return list(_split(network.run(Broadcast(mine, root_rank)), lent))
+            local = torch.cat([x.reshape(-1).view(torch.uint8) for x in lent])
+            return list(_split(network.run(Broadcast(local, root_rank)), lent))
 
         if kept:
             values = call_host(exchange, [tf.convert_to_tensor(v) for v in kept])

@@ -58,20 +58,20 @@ def compare_loads(transport: Transport, problem: str | None, common: Mapping[str
         who = f"ranks {error.ranks}" if error.ranks else "some ranks"
         return f"{who} did not load a state within {SECONDS:.0f} s: all ranks load, each its own; nothing has changed"
     told = [json.loads(text) for text in texts]
-    for rank, one in enumerate(told):
-        if one["problem"] is not None:
-            return f"rank {rank} cannot load its state, so no rank does: {one['problem']}"
-    text = describe_differences({rank: one["common"] for rank, one in enumerate(told)})
+    for rank, report in enumerate(told):
+        if report["problem"] is not None:
+            return f"rank {rank} cannot load its state, so no rank does: {report['problem']}"
+    text = describe_differences({rank: report["common"] for rank, report in enumerate(told)})
     return f"the states do not belong together, so no rank loads. {text}" if text else ""
 
 
 def describe_differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:
     """The differences between the ranks' fingerprints, in words; empty if there are none."""
     differences = []
-    for key in dict.fromkeys(key for one in prints.values() for key in one):
+    for key in dict.fromkeys(key for report in prints.values() for key in report):
         values: dict[str, list[int]] = {}
-        for rank, one in prints.items():
-            values.setdefault(one.get(key, "absent"), []).append(rank)
+        for rank, report in prints.items():
+            values.setdefault(report.get(key, "absent"), []).append(rank)
         if len(values) > 1:
             differences.append(f"{key}: " + ", ".join(f"{value} on ranks {ranks}" for value, ranks in values.items()))
     more = f"; and {len(differences) - most} more" if len(differences) > most else ""

@@ -36,11 +36,11 @@ class Checked(Wrapper):
         self._rounds += 1
         step = "" if self.step is None else f"step {self.step}, "
         text = f"{step}collective {self._rounds}: {signature(op)}".encode()[:_WIDTH]
-        mine = torch.tensor(list(text.ljust(_WIDTH)), dtype=torch.uint8, device=op.buf.device)
-        texts = [bytes(row.tolist()).decode().rstrip() for row in self.transport.run(AllGather(mine))]
-        said = {rank: texts[rank] for rank in self._find_line(op.axis)}
-        if len(set(said.values())) > 1:
-            raise round_mismatch(said)
+        local = torch.tensor(list(text.ljust(_WIDTH)), dtype=torch.uint8, device=op.buf.device)
+        texts = [bytes(row.tolist()).decode().rstrip() for row in self.transport.run(AllGather(local))]
+        signatures = {rank: texts[rank] for rank in self._find_line(op.axis)}
+        if len(set(signatures.values())) > 1:
+            raise round_mismatch(signatures)
         return self.transport.run(op)
 
     def _find_line(self, axis: str) -> Sequence[int]:

@@ -66,8 +66,8 @@ class HorovodTransport:
         self._options = {} if process_set is None else {"process_set": process_set}
         if process_set is not None and not process_set.included():
             raise ConfigurationError(f"rank {self._hvd.rank()} of Horovod is not in {process_set}")
-        one = self._hvd if process_set is None else process_set
-        self.rank, self.world = int(one.rank()), int(one.size())
+        group = self._hvd if process_set is None else process_set
+        self.rank, self.world = int(group.rank()), int(group.size())
         self._ranks = list(range(self.world)) if process_set is None else list(process_set.ranks)
         self.why, self.seconds = "", seconds
         self._place = None if process_set is None else int(process_set.process_set_id)

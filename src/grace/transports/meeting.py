@@ -142,5 +142,5 @@ def _share_over_jax(text: str) -> str:
     import numpy as np
     from jax.experimental import multihost_utils
 
-    mine = np.frombuffer(text.encode().ljust(_HOST_BYTES), np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(mine))).decode().rstrip()
+    encoded = np.frombuffer(text.encode().ljust(_HOST_BYTES), np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(encoded))).decode().rstrip()

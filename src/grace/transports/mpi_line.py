@@ -115,7 +115,7 @@ class Line:
         return came
 
     def _send(self, comm: Any, what: Any, rank: int, tag: int) -> None:
-        self._sent = [one for one in self._sent if not one.Test()]
+        self._sent = [request for request in self._sent if not request.Test()]
         self._sent.append(comm.isend(what, rank, tag))
 
     def _send_all(self, comm: Any, what: Any, tag: int) -> None:

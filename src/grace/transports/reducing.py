@@ -37,5 +37,5 @@ def reduce_in_parts_(
     size = out.numel()
     rows = out.new_zeros(world, -(-size // world))
     rows.view(-1)[:size] = out.view(-1)
-    mine = reduce_rows(all_to_all(rows), op)
-    return out.copy_(all_gather(mine).view(-1)[:size].view(out.shape))
+    chunk = reduce_rows(all_to_all(rows), op)
+    return out.copy_(all_gather(chunk).view(-1)[:size].view(out.shape))

@@ -36,7 +36,7 @@ def refuse_unfit(op: Collective, rank: int, world: int, devices: Collection[str]
         problem = f"the first dimension must be the number of workers, {world}"
     elif isinstance(op, Broadcast) and not 0 <= op.root < world:
         problem = f"the root must be one of ranks 0 to {world - 1}"
-    elif isinstance(op, Permute) and not all(0 <= one < world for pair in op.pairs for one in pair):
+    elif isinstance(op, Permute) and not all(0 <= rank < world for pair in op.pairs for rank in pair):
         problem = f"every source and destination must be one of ranks 0 to {world - 1}"
     if problem:
         raise TransportError(f"rank {rank}: {signature(op)} is refused: {problem}; nothing was sent")

@@ -53,8 +53,8 @@ def _go(method: Method[Any], xs: list[Tensor], device: torch.device, steps: int)
     with cpu_as_accelerator() if device.type == "cpu" else nullcontext():  # flags are tensors on both
         for step in range(steps):
             done = run(method, [x.to(device) for x in xs], states, step=step)
-            states = [one.state for one in done]
-            means += [one.mean.cpu().clone() for one in done]
+            states = [out.state for out in done]
+            means += [out.mean.cpu().clone() for out in done]
             kept += [leaf.cpu().clone() for leaf in leaves(tuple(states))]
     return means, kept
 

@@ -100,11 +100,11 @@ def _seconds(prepare: Callable[[], Tensor], work: Callable[[Tensor], object], le
     return statistics.median(times)
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """The report's entry about it."""
-    if one.least_world > 1:
+    if subject.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
-    found = speed(one.core, profile.numbers)
-    parts = {"encode": found.encode, "decode": found.decode} if found.decode is not None else {"step": found.encode}
-    words = ", ".join(f"{what} {1e3 * t:.3g} ms ({t / found.add:.3g} x)" for what, t in parts.items() if t is not None)
-    return Held(words, f"{found.numbers:,} numbers; x: torch add_", "told", "", asdict(found))
+    times = speed(subject.core, profile.numbers)
+    parts = {"encode": times.encode, "decode": times.decode} if times.decode is not None else {"step": times.encode}
+    words = ", ".join(f"{what} {1e3 * t:.3g} ms ({t / times.add:.3g} x)" for what, t in parts.items() if t is not None)
+    return Held(words, f"{times.numbers:,} numbers; x: torch add_", "told", "", asdict(times))

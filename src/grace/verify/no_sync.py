@@ -61,7 +61,7 @@ class WithoutSync(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = _name(func)
         assert name not in _ASKING, f"no sync: the host is asked by {name}"
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
-            masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype == torch.bool]
+            masks = [mask for mask in args[1] if isinstance(mask, Tensor) and mask.dtype == torch.bool]
             assert not masks, f"no sync: the host is asked how many are set in the mask of {name}"
         return func(*args, **(kwargs or {}))
 
@@ -75,8 +75,8 @@ def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) ->
     with backends.using("reference"):
         expected = _go(method, steps, simulate)
         with finite.cpu_as_accelerator(), Unread(), WithoutSync():  # type: ignore[no-untyped-call]
-            found = _go(method, steps, lambda runs: simulate([Refusals().watch(run) for run in runs]))
-    for step, (outs, others) in enumerate(zip(expected, found, strict=True)):
+            actual = _go(method, steps, lambda runs: simulate([Refusals().watch(run) for run in runs]))
+    for step, (outs, others) in enumerate(zip(expected, actual, strict=True)):
         for rank, (out, other) in enumerate(zip(outs, others, strict=True)):
             where = f"no sync: step {step}, rank {rank}:"
             assert bool(out.finite) == bool(other.finite), (
@@ -102,7 +102,7 @@ def _go(
     states, out = [method.init(x) for x in steps[0]], []
     for step, xs in enumerate(steps):
         outs = laws.run(method, xs, states, step=step, runner=runner)
-        states = [one.state for one in outs]
+        states = [out.state for out in outs]
         copies = [laws.clone_state(state) for state in states]
-        out.append([Exchanged(one.mean, None, copy, one.finite) for one, copy in zip(outs, copies, strict=True)])
+        out.append([Exchanged(out.mean, None, copy, out.finite) for out, copy in zip(outs, copies, strict=True)])
     return out

@@ -67,8 +67,8 @@ def facts(method: object, like: Tensor, workers: int = WORKERS) -> Facts:
             f"facts: {spell(made)} sends along machines, of which nobody is asked here; count the method inside, without "
             "machine=..."
         )
-    found = measure_peak(made, [normal(*like.shape, seed=1)(rank) for rank in range(workers)])
-    return replace(made.facts(like), kept=found.kept, peak=found.most)
+    measured = measure_peak(made, [normal(*like.shape, seed=1)(rank) for rank in range(workers)])
+    return replace(made.facts(like), kept=measured.kept, peak=measured.most)
 
 
 @functools.cache
@@ -81,8 +81,8 @@ def peak_of(method: Method[Any]) -> Shares | None:
     if method.axes(WORKERS):
         return None
     xs = [normal(SIDE, SIDE, seed=1)(rank) for rank in range(WORKERS)]
-    found, size = measure_peak(method, xs), xs[0].nbytes
-    return Shares(found.kept / size, found.most / size)
+    measured, size = measure_peak(method, xs), xs[0].nbytes
+    return Shares(measured.kept / size, measured.most / size)
 
 
 class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -40,8 +40,8 @@ class Machine:
 
 def machines() -> list[Machine]:
     """A machine for each backend available here, with 1, 2, 3, ... threads; at least two machines."""
-    found = backends.available()
-    return [Machine(backend, threads) for threads, backend in enumerate(found * (2 if len(found) == 1 else 1), 1)]
+    names = backends.available()
+    return [Machine(backend, threads) for threads, backend in enumerate(names * (2 if len(names) == 1 else 1), 1)]
 
 
 def run_on(machine: Machine, exchange: Exchange[T]) -> Exchange[T]:

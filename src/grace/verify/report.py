@@ -148,9 +148,9 @@ def verify(
     return Report(text, recipe, examined.wrapped, composed, profile.name, tuple(findings), seconds)
 
 
-def _look(name: str, check: Check, one: Subject, others: Mapping[str, Subject], profile: Profile) -> Finding:
+def _look(name: str, check: Check, subject: Subject, others: Mapping[str, Subject], profile: Profile) -> Finding:
     """The finding on the method, or the first composition that breaks the law."""
-    finding = _finding(name, check, one, profile)
+    finding = _finding(name, check, subject, profile)
     if name in OF_A_COMPRESSOR:
         return finding
     for title, other in others.items():
@@ -161,11 +161,11 @@ def _look(name: str, check: Check, one: Subject, others: Mapping[str, Subject], 
     return finding
 
 
-def _finding(name: str, check: Callable[[Subject, Profile], Held], one: Subject, profile: Profile) -> Finding:
+def _finding(name: str, check: Callable[[Subject, Profile], Held], subject: Subject, profile: Profile) -> Finding:
     try:
-        told = check(one, profile)
+        told = check(subject, profile)
     except AssertionError as error:
-        return Finding(name, "broken", declared=_declare(name, one), detail=str(error) or _where(error))
+        return Finding(name, "broken", declared=_declare(name, subject), detail=str(error) or _where(error))
     except Exception as error:  # a method that fails where it should not has broken the law
         return Finding(name, "broken", detail=f"{type(error).__name__}: {error} ({_where(error)})")
     return Finding(name, told.verdict, told.measured, told.declared, told.detail, told.numbers)
@@ -176,9 +176,9 @@ def _where(error: BaseException) -> str:
     return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}, {frame.line}"
 
 
-def _declare(name: str, one: Subject) -> str:
+def _declare(name: str, subject: Subject) -> str:
     """The promise that a broken law contradicts, in words."""
-    facts = one.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
+    facts = subject.core.facts(torch.empty(SHAPE, device="meta", dtype=torch.float32))
     if name == "error bound":
         return spell_claims(facts)
     return {"unbiased": "unbiased" if facts.unbiased else "biased"}.get(name, "")

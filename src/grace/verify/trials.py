@@ -23,14 +23,14 @@ def make_workers(make: Make, world: int) -> list[Tensor]:
     return [make(rank) for rank in range(world)]
 
 
-def choose_worlds(one: Subject, profile: Profile) -> list[int]:
+def choose_worlds(subject: Subject, profile: Profile) -> list[int]:
     """The numbers of workers that this method can be tried with, ascending."""
-    return sorted({one.fit_world(world) for world in profile.worlds})
+    return sorted({subject.fit_world(world) for world in profile.worlds})
 
 
-def make_sets(one: Subject, profile: Profile) -> Iterator[list[Tensor]]:
+def make_sets(subject: Subject, profile: Profile) -> Iterator[list[Tensor]]:
     """The inputs of most laws: Gaussian and heavy-tailed gradients in each world; thorough: ugly ones too."""
-    for world in choose_worlds(one, profile):
+    for world in choose_worlds(subject, profile):
         yield make_workers(normal(*SHAPE), world)
         yield make_workers(heavy(31), world)
         if profile.ugly:
@@ -38,9 +38,9 @@ def make_sets(one: Subject, profile: Profile) -> Iterator[list[Tensor]]:
                 yield make_workers(make, world)
 
 
-def make_some(one: Subject) -> list[Tensor]:
+def make_some(subject: Subject) -> list[Tensor]:
     """Gaussian gradients of the fewest workers, but at least two."""
-    return make_workers(normal(*SHAPE), one.fit_world(2))
+    return make_workers(normal(*SHAPE), subject.fit_world(2))
 
 
 def make_spread() -> dict[str, Tensor]:

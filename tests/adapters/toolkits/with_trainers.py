@@ -124,9 +124,9 @@ if LIBRARY == "lightning":
         **options: Any,
     ) -> tuple[Tensor, dict[int, Any]]:
         noting = Noting(compression)
-        options = {"strategy": "ddp", "callbacks": [compression, noting], **options}
+        options = {"strategy": "ddp", "callbacks": [compression, noting], "max_steps": STEPS, **options}
         trainer = package.Trainer(
-            accelerator="cpu", devices=2, max_steps=STEPS, enable_progress_bar=False, enable_model_summary=False,
+            accelerator="cpu", devices=2, enable_progress_bar=False, enable_model_summary=False,
             enable_checkpointing=False, logger=logger, log_every_n_steps=2, default_root_dir=FOLDER,
             use_distributed_sampler=False, **options,
         )  # fmt: skip
@@ -179,6 +179,30 @@ if LIBRARY == "lightning":
         trained, again = fit(compression, model=model)
         check_debts(debts[STEPS], again[0])
         check_alike(trained)
+
+    def what_is_skipped_owes_nothing(rank: int, world: int) -> None:
+        """An ``optimizer_step`` that only calls its closure, in every other batch: Lightning's way to skip a step. What it has
+        left is cleared in the closure of the next step.
+        """
+
+        class Skipping(Module):
+            skips = True
+
+            def training_step(self, batch: Any, index: int) -> Tensor:
+                return super().training_step(batch, index) * (-10 if self.skips else 1)
+
+            def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any = None) -> None:
+                if self.skips:
+                    closure()
+                else:
+                    super().optimizer_step(epoch, index, optimizer, closure)
+                self.skips = not self.skips
+
+        straight, _ = fit(Compression(METHOD))
+        compression = Compression(METHOD)
+        skipped, _ = fit(compression, model=Skipping(), max_steps=2 * STEPS, callbacks=[compression])
+        assert compression.handle.stats.dropped == STEPS, compression.handle.stats.dropped
+        assert torch.equal(skipped, straight)
 
     def another_package_resumes_too(rank: int, world: int) -> None:
         """``pytorch_lightning`` knows nothing of ``lightning``: classes of the one are not those of the other."""
@@ -237,16 +261,16 @@ if LIBRARY == "transformers":
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.debts[state.global_step] = mean_debts(self.compression.handle)
 
-    def train(compression: Any, folder: str, resume: Any = None) -> tuple[Tensor, Any, Any]:
+    def train(
+        compression: Any, folder: str, resume: Any = None, kind: Any = transformers.Trainer
+    ) -> tuple[Tensor, Any, Any]:
         noting, model = Noting2(compression), Model()
         args = transformers.TrainingArguments(
             str(FOLDER / folder), max_steps=STEPS, per_device_train_batch_size=4, use_cpu=True, ddp_backend="gloo",
             report_to=[], logging_steps=2, save_steps=3, disable_tqdm=True, learning_rate=0.1, optim="sgd",
             lr_scheduler_type="constant",
         )  # fmt: skip
-        trainer = transformers.Trainer(
-            model=model, args=args, train_dataset=Examples(), callbacks=[compression, noting]
-        )
+        trainer = kind(model=model, args=args, train_dataset=Examples(), callbacks=[compression, noting])
         trainer.train(resume_from_checkpoint=resume)
         assert compression.handle is None
         return weights(model), noting.debts, trainer
@@ -277,6 +301,27 @@ if LIBRARY == "transformers":
             other, _, _ = train(CompressionCallback(METHOD), "all3", str(checkpoint))
         assert not torch.equal(straight, other)
         assert rank or any("holds no memories of Grace" in str(one.message) for one in said)
+
+    def what_is_dropped_owes_nothing(rank: int, world: int) -> None:
+        """An attack before each step: a backward pass whose gradients are cleared."""
+        counts = set()
+
+        class Attacking(transformers.Trainer):  # type: ignore[misc]
+            def training_step(self, model: Any, inputs: Any, *more: Any) -> Tensor:
+                given = self._prepare_inputs(dict(inputs))
+                self.accelerator.backward(-10 * model(**given)["loss"])
+                model.zero_grad()
+                return super().training_step(model, inputs, *more)
+
+        class Counting(CompressionCallback):
+            def on_train_end(self, *_: Any, **__: Any) -> None:
+                counts.add(self.handle.stats.dropped)
+                super().on_train_end()
+
+        straight, _, _ = train(CompressionCallback(METHOD), "plain")
+        attacked, _, _ = train(Counting(METHOD), "attacked", kind=Attacking)
+        assert counts == {STEPS}, counts
+        assert torch.equal(attacked, straight)
 
     # ---- Accelerate, in the same launch ---------------------------------------------------------------------------------
     from accelerate import Accelerator
@@ -326,6 +371,6 @@ if __name__ == "__main__":
         {
             name: case
             for name, case in dict(globals()).items()
-            if "resumes" in name or name.startswith("another") or name.endswith("goes_on")
+            if "resumes" in name or name.startswith("another") or name.endswith(("goes_on", "owes_nothing"))
         }
     )

@@ -41,9 +41,9 @@ def block_random_k(method: BlockRandomK, x: Array, place: TracedPeer, keep_rest:
     blocks = pad(x[None], count * method.block).reshape(count, method.block)
     taken = blocks.at[chosen].get(mode="fill", fill_value=0.0)  # [kb, B]; of no block: zeros
     width = min(n, kb * method.block)
-    said = yield Sum(taken.reshape(-1)[:width] * (1 / place.world))
-    said = pad(said[None] * jnp.float32(factor), kb * method.block).reshape(kb, method.block)
-    mean = jnp.zeros(blocks.shape).at[chosen].set(said, mode="drop")
+    mean_blocks = yield Sum(taken.reshape(-1)[:width] * (1 / place.world))
+    mean_blocks = pad(mean_blocks[None] * jnp.float32(factor), kb * method.block).reshape(kb, method.block)
+    mean = jnp.zeros(blocks.shape).at[chosen].set(mean_blocks, mode="drop")
     rest = blocks.at[chosen].set(taken * jnp.float32(1 - factor), mode="drop")
     return mean.reshape(-1)[:n], rest.reshape(-1)[:n]
 

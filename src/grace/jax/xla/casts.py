@@ -63,14 +63,14 @@ class FP8Codec(Codec):
         if self.compressor.stochastic:
             y = _stochastic(y, place.private_key(self.compressor.id, hop), place.step, kind)
         y = jnp.clip(y, -kind.F, kind.F).astype(self.dtype)
-        said = product(y.astype(jnp.float32), wide, place.zero)
-        return join(scale, y), rows - said
+        decoded = product(y.astype(jnp.float32), wide, place.zero)
+        return join(scale, y), rows - decoded
 
     def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         block = self.compressor.block
         scale, y = split(wire, [(jnp.float32, block_count(n, block)), (self.dtype, n)])
-        said = product(y.astype(jnp.float32), repeat_by_block(scale, n, block), place.zero)
-        return scale_by(said, weight, place)
+        decoded = product(y.astype(jnp.float32), repeat_by_block(scale, n, block), place.zero)
+        return scale_by(decoded, weight, place)
 
 
 def _stochastic(y: Array, key: Array, step: Array, kind: Any) -> Array:

@@ -75,10 +75,10 @@ def pack(values: Array, bits: int) -> Array:
     wide = pad(values.astype(jnp.uint32), count * per).reshape(b, count, per)
     out = []
     for byte in range(size):  # of a group
-        said = jnp.zeros((), jnp.uint32)
+        word = jnp.zeros((), jnp.uint32)
         for j in range(per):
-            said = said | _shift(wide[:, :, j], j * bits - 8 * byte, bits)
-        out.append(said & 0xFF)
+            word = word | _shift(wide[:, :, j], j * bits - 8 * byte, bits)
+        out.append(word & 0xFF)
     return jnp.stack(out, axis=2).reshape(b, -1)[:, : packed_bytes(n, bits)].astype(jnp.uint8)
 
 
@@ -90,10 +90,10 @@ def unpack(packed: Array, bits: int, n: int) -> Array:
     wide = pad(packed.astype(jnp.uint32), count * size).reshape(b, count, size)
     out = []
     for j in range(per):
-        said = jnp.zeros((), jnp.uint32)
+        word = jnp.zeros((), jnp.uint32)
         for byte in range(size):
-            said = said | _shift(wide[:, :, byte], 8 * byte - j * bits, 8)
-        out.append(said & ((1 << bits) - 1))
+            word = word | _shift(wide[:, :, byte], 8 * byte - j * bits, 8)
+        out.append(word & ((1 << bits) - 1))
     return jnp.stack(out, axis=2).reshape(b, -1)[:, :n].astype(jnp.int32)
 
 

@@ -36,8 +36,8 @@ class LevelsCodec(Codec):
         shrink = self.compressor.facts(n).contraction if self.compressor.shrink else 1.0
         sent = jnp.where(norm >= _TINY, norm, 0.0) * jnp.float32(shrink)
         codes = pack_trits(level + s) if s == 1 else pack(level + s, code_bits(s))
-        said = product(level.astype(jnp.float32), repeat_by_block(quotient(sent, s), n, block), place.zero)
-        return join(sent, codes), rows - said
+        decoded = product(level.astype(jnp.float32), repeat_by_block(quotient(sent, s), n, block), place.zero)
+        return join(sent, codes), rows - decoded
 
     def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         s, block = self.compressor.s, self.compressor.bucket

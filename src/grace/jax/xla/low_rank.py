@@ -39,10 +39,10 @@ def power_sgd(x: Array, state: Array, place: TracedPeer) -> Talk[tuple[Array, Ar
     unit = _unit_rows(state.T)
     p = yield Sum((_multiply(unit, x.T) * share).reshape(-1))
     p = orthonormalize(p.reshape(-1, x.shape[0]))
-    mine = _multiply(p, x)
-    q = yield Sum((mine * share).reshape(-1))
-    q = q.reshape(mine.shape)
-    return _multiply(p.T, q), x - _multiply(p.T, mine), q.T
+    local = _multiply(p, x)
+    q = yield Sum((local * share).reshape(-1))
+    q = q.reshape(local.shape)
+    return _multiply(p.T, q), x - _multiply(p.T, local), q.T
 
 
 def _multiply(a: Array, b: Array) -> Array:

@@ -51,9 +51,9 @@ def _put(name: str, x: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     values = np.asarray(x) if not isinstance(x, jax.Array) or x.is_fully_addressable else x
     for size, axis in zip(values.shape, spec, strict=False):
         axes = () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
-        if absent := [one for one in axes if one not in mesh.shape]:
+        if absent := [axis for axis in axes if axis not in mesh.shape]:
             raise ConfigurationError(f"the mesh has no axis {absent[0]!r}; legal: {', '.join(map(repr, mesh.shape))}")
-        parts = int(np.prod([mesh.shape[one] for one in axes]))
+        parts = int(np.prod([mesh.shape[axis] for axis in axes]))
         if size % parts:
             raise InputError(
                 f"{name!r} is {values.shape}, and {parts} devices along {axis!r} cannot share {size} rows alike: give a "

@@ -41,13 +41,13 @@ class TopKCodec(Codec):
         return join(sent, encode_indices(index, n, code)), rest
 
     def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
-        index, said = self._pairs(wire, n, weight, place)
-        return _put(jnp.zeros((wire.shape[0], n), jnp.float32), index, said)
+        index, values = self._pairs(wire, n, weight, place)
+        return _put(jnp.zeros((wire.shape[0], n), jnp.float32), index, values)
 
     def add(self, out: Array, wire: Array, weight: float, place: TracedPeer) -> Array:
         # wire by wire, each index once: the same order, and so the same bits, on every device
-        index, said = self._pairs(wire[None], out.shape[0], weight, place)
-        return out.at[index[0]].add(said[0], unique_indices=True, indices_are_sorted=True)
+        index, values = self._pairs(wire[None], out.shape[0], weight, place)
+        return out.at[index[0]].add(values[0], unique_indices=True, indices_are_sorted=True)
 
     def _pairs(self, wire: Array, n: int, weight: float, place: TracedPeer) -> tuple[Array, Array]:
         k, code = self._code(n)

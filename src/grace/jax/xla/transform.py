@@ -96,10 +96,10 @@ class _Transformation:
         workers = self._workers(params)
         memories, inners = [], []
         for name, (shape, dtype) in kinds.items():
-            one, view = self._plan(name, shape), matrix_shape(shape)
-            memory = jnp.zeros((workers, *shape), jnp.promote_types(dtype, jnp.float32)) if one.has_memory else None
+            plan, view = self._plan(name, shape), matrix_shape(shape)
+            memory = jnp.zeros((workers, *shape), jnp.promote_types(dtype, jnp.float32)) if plan.has_memory else None
             memories.append(optax.MaskedNode() if memory is None else memory)
-            inners.append(optax.MaskedNode() if (inner := one.init(view)) is None else jnp.asarray(inner))
+            inners.append(optax.MaskedNode() if (inner := plan.init(view)) is None else jnp.asarray(inner))
         return XlaMeanState(
             jnp.zeros((), jnp.int32), jax.tree.unflatten(tree, memories), jax.tree.unflatten(tree, inners)
         )
@@ -117,11 +117,13 @@ class _Transformation:
                 kinds, leaves, tree.flatten_up_to(state.memory), tree.flatten_up_to(state.inner), strict=True
             )
         ]
-        outs = together([one.plan.exchange(one.p, one.inner_state, one.place) for one in tensors], self.axis)
-        judged = [one for one in tensors if not one.plan.transparent]
-        flags = agree([one.finite for one in judged], self.axis) if judged else []
-        agreed = {id(one): flag for one, flag in zip(judged, flags, strict=True)}
-        ends = [one.end(*out, agreed.get(id(one)), self.skip) for one, out in zip(tensors, outs, strict=True)]
+        outs = together(
+            [tensor.plan.exchange(tensor.p, tensor.inner_state, tensor.place) for tensor in tensors], self.axis
+        )
+        judged = [tensor for tensor in tensors if not tensor.plan.transparent]
+        flags = agree([tensor.finite for tensor in judged], self.axis) if judged else []
+        agreed = {id(tensor): flag for tensor, flag in zip(judged, flags, strict=True)}
+        ends = [tensor.end(*out, agreed.get(id(tensor)), self.skip) for tensor, out in zip(tensors, outs, strict=True)]
         means, memories, inners = (
             (jax.tree.unflatten(tree, part) for part in zip(*ends, strict=True))
             if ends
@@ -252,10 +254,10 @@ def state_specs(state: Any, axis_name: str | tuple[str, ...] = "data") -> Any:
     """
     alike = jax.tree.map(lambda _: PartitionSpec(), state)
 
-    def place(one: Any, specs: Any) -> Any:
-        if not isinstance(one, XlaMeanState):
+    def place(state: Any, specs: Any) -> Any:
+        if not isinstance(state, XlaMeanState):
             return specs
-        return specs._replace(memory=jax.tree.map(lambda _: PartitionSpec(axis_name), one.memory))
+        return specs._replace(memory=jax.tree.map(lambda _: PartitionSpec(axis_name), state.memory))
 
     return jax.tree.map(place, state, alike, is_leaf=lambda x: isinstance(x, XlaMeanState))
 

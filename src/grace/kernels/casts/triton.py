@@ -35,8 +35,8 @@ def _encode(
     p = load_sum(x + start, tensor_of(table, task, 1, EVEN) + start, i, inside, HAS_MEMORY, full)
     mark_if(marks + task, magnitude(p) >= 0x7F800000)
     if HAS_REST:
-        said = store_rounded(at, i, inside, tl.minimum(tl.maximum(p, largest * -1.0), largest))
-        store_tile(tensor_of(table, task, 2, EVEN) + start + i, p - said, inside, full)
+        decoded = store_rounded(at, i, inside, tl.minimum(tl.maximum(p, largest * -1.0), largest))
+        store_tile(tensor_of(table, task, 2, EVEN) + start + i, p - decoded, inside, full)
     else:
         store_rounded(at, i, inside, p)
 

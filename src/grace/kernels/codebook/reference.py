@@ -45,8 +45,8 @@ def encode_codebook(
         code |= ((part < 0) & (code > 0)).to(torch.uint8).mul_(SIGN)
         scales[span.row, span.blocks], codes[span.row, span.columns] = scale, code
         if rest is not None:
-            said = _decode(code, entries).mul_(repeat_by_block(scale, len(span), block))
-            torch.sub(part, said, out=rest[span.row, None, span.columns])
+            decoded = _decode(code, entries).mul_(repeat_by_block(scale, len(span), block))
+            torch.sub(part, decoded, out=rest[span.row, None, span.columns])
     return wires.join(scales, codes), finite
 
 

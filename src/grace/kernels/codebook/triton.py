@@ -62,9 +62,9 @@ def _encode(
     minus = (p < 0) & (code > 0)
     store_tile(base + 4 * nb + first + lane, (code | tl.where(minus, 0x80, 0)).to(tl.uint8), inside, full)
     if HAS_REST:
-        said = tl.load(entries + code)
-        said = tl.where(minus, negated(said), said) * spread(scale, first, lane, block, TILE)
-        store_tile(rest + begin + lane, p - said, inside, full)
+        decoded = tl.load(entries + code)
+        decoded = tl.where(minus, negated(decoded), decoded) * spread(scale, first, lane, block, TILE)
+        store_tile(rest + begin + lane, p - decoded, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight", "n"])
@@ -84,8 +84,8 @@ def _sum(
         wrong = tl.maximum(wrong, tl.max((((scale >= 0) & (scale < float("inf"))) == 0).to(tl.int32), 0))
         code = load_tile(base + 4 * nb + first + lane, inside, full).to(tl.int32)
         legal = legal & (code != 0x80)
-        said = tl.load(entries + (code & 0x7F))
-        total += tl.where(code >= 0x80, negated(said), said) * spread(scale * weight, first, lane, block, TILE)
+        decoded = tl.load(entries + (code & 0x7F))
+        total += tl.where(code >= 0x80, negated(decoded), decoded) * spread(scale * weight, first, lane, block, TILE)
         base += stride
     mark_if(marks, wrong > 0)
     mark_if(marks + 1, (legal == 0) & inside)

@@ -54,8 +54,8 @@ def project_columns_many(rights: Tensor, matrices: Many, factors: Factors, lefts
 
 
 def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> None:
-    for left, said in zip(_lefts(lefts, factors), _places(message, factors), strict=True):
-        left.copy_(low_rank.orthonormalize(said))
+    for left, factor in zip(_lefts(lefts, factors), _places(message, factors), strict=True):
+        left.copy_(low_rank.orthonormalize(factor))
 
 
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:

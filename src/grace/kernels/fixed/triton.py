@@ -83,8 +83,8 @@ def _encode(
     code = tl.where(y < 0, -level, level)
     store_codes(base + 4 * nb, tl.where(inside, code + MOST + 1, 0), first, n, code_width(n, BITS), BITS, G)
     if HAS_REST:
-        said = code.to(tl.float32) * spread(sent, first, lane, block, SPAN)
-        store_tile(rest + begin + lane, p - said, inside, full)
+        decoded = code.to(tl.float32) * spread(sent, first, lane, block, SPAN)
+        store_tile(rest + begin + lane, p - decoded, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight", "n"])

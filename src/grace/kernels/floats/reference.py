@@ -41,8 +41,8 @@ def encode_floats(
     # what casts make of numbers beyond the range differs between versions of torch
     code = y.clamp_(-kind.F, kind.F).to(kind.dtype)
     if rest is not None:
-        said = code.float().mul_(repeat_by_block(scale, rows.shape[1], block))
-        torch.sub(p, said, out=rest)
+        decoded = code.float().mul_(repeat_by_block(scale, rows.shape[1], block))
+        torch.sub(p, decoded, out=rest)
     return wires.join(scale, code), finite
 
 

@@ -112,8 +112,8 @@ def _encode(
     code = _code_of(y, FRACTION, LEAST)
     store_tile(base + 4 * nb + first + lane, code.to(tl.uint8), inside, full)
     if HAS_REST:
-        said, _finite = _value_of(code, FRACTION, LEAST)
-        store_tile(rest + begin + lane, p - said * scale, inside, full)
+        decoded, _finite = _value_of(code, FRACTION, LEAST)
+        store_tile(rest + begin + lane, p - decoded * scale, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight", "n"])

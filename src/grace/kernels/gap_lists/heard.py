@@ -33,9 +33,9 @@ def begins_of_all(rows: Tensor, places: WirePlaces) -> Tensor:
 
 def tensors_of_all(many: Many, workers: int) -> Many:
     """The tensors of ``many``, once for each worker: one for each wire."""
-    found = many.once(("wires", workers), lambda: Many(many.sizes * workers, (), (), many.device))
-    found.point(list(many.xs) * workers)
-    return found
+    tensors = many.once(("wires", workers), lambda: Many(many.sizes * workers, (), (), many.device))
+    tensors.point(list(many.xs) * workers)
+    return tensors
 
 
 def note_ends(ends: Tensor, flat: Tensor, lines: Tensor, delta: bool, total: Tensor, index: Tensor) -> None:

@@ -120,10 +120,10 @@ def check_width(packed: Tensor, n: int, k: int, code: str) -> ListLayout:
     Raises:
         PayloadError: otherwise.
     """
-    found = layout(n, k, code)
-    if packed.shape[1] != found.size:
-        raise PayloadError(f"field 'indices' of {packed.shape[1]} bytes, but its codes need {found.size}")
-    return found
+    spec = layout(n, k, code)
+    if packed.shape[1] != spec.size:
+        raise PayloadError(f"field 'indices' of {packed.shape[1]} bytes, but its codes need {spec.size}")
+    return spec
 
 
 def refuse(why: int, n: int, k: int) -> None:

@@ -88,7 +88,7 @@ def encode(index: Tensor, n: int, code: str) -> Tensor:
     if most(n, k, code) == 0 or b == 0:
         return torch.zeros(b, 0, dtype=torch.uint8, device=index.device)
     if varies(code):
-        return pad([_VARYING[code].encode(one, n) for one in check_list(index, n)])
+        return pad([_VARYING[code].encode(row, n) for row in check_list(index, n)])
     return encode_indices(index, n, fixed_code(n, k, code))
 
 
@@ -102,7 +102,9 @@ def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) ->
     if varies(code) and k:
         lists = [take(row[None], n, k, code) for row in packed]
         used = max((end for _, end in lists), default=w)
-        index = torch.cat([one for one, _ in lists]) if lists else torch.zeros(0, k, dtype=torch.int64, device="cpu")
+        index = (
+            torch.cat([places for places, _ in lists]) if lists else torch.zeros(0, k, dtype=torch.int64, device="cpu")
+        )
     else:
         used = most(n, k, code)
         if used > w:

@@ -52,11 +52,11 @@ def delta_encode(index: Tensor, n: int) -> Tensor:
     body = torch.zeros(int(starts[-1]) + 16 * int(width[-1]), dtype=torch.uint8, device=index.device)
     for w in sorted(set(width.tolist())):
         if w:
-            mine = width == w
-            at = starts[mine, None] + torch.arange(
+            selected = width == w
+            at = starts[selected, None] + torch.arange(
                 16 * w, dtype=torch.int64, device=index.device
             )  # [blocks of this width, bytes]
-            body[at] = pack(blocks[mine], w)
+            body[at] = pack(blocks[selected], w)
     return torch.cat([pack(width[None], _WIDTH_BITS)[0], body[:end]])
 
 
@@ -73,9 +73,9 @@ def delta_decode(packed: Tensor, n: int, k: int) -> tuple[Tensor, int]:
     blocks = torch.zeros(count, BLOCK, dtype=torch.int64, device=packed.device)
     for w in sorted(set(width.tolist())):
         if w:
-            mine = width == w
-            where = starts[mine, None] + torch.arange(16 * w, device=packed.device, dtype=torch.int64)
-            blocks[mine] = unpack(body[where], w, BLOCK).long()
+            selected = width == w
+            where = starts[selected, None] + torch.arange(16 * w, device=packed.device, dtype=torch.int64)
+            blocks[selected] = unpack(body[where], w, BLOCK).long()
     return _indices(blocks.view(-1)[:k]), at + end
 
 

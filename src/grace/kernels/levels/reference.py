@@ -54,8 +54,8 @@ def quantize(
         sent = torch.where(size >= _TINY, size, 0.0).mul_(shrink)
         norms[span.row, span.blocks], codes[span.row, _bytes(span, s)] = sent, packed
         if rest is not None:
-            said = code.sub_(s).float().mul_(repeat_by_block(sent / s, len(span), block))
-            torch.sub(part, said, out=rest[span.row, None, span.columns])
+            decoded = code.sub_(s).float().mul_(repeat_by_block(sent / s, len(span), block))
+            torch.sub(part, decoded, out=rest[span.row, None, span.columns])
     return wires.join(norms, codes), finite
 
 

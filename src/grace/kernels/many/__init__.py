@@ -180,8 +180,8 @@ class Many:
         """The result of ``make``, which follows from the sizes, the places and the key alone: computed once."""
         if key not in self._made:
             self._made[key] = make()
-        found: R = self._made[key]
-        return found
+        made: R = self._made[key]
+        return made
 
     def numbers(self, key: Hashable, make: Callable[[], Sequence[float]], dtype: torch.dtype) -> Tensor:
         """Numbers on the device, copied there once; see :meth:`once`."""

@@ -82,8 +82,8 @@ def _encode(
     code = level | (tl.where((p < 0) & (level > 0), 1, 0) << (BITS - 1))
     store_codes(codes, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
     if HAS_REST:
-        said, _level, _raw = _value(code, below, BITS)
-        store_tile(rest + begin + lane, p - said, inside, full)
+        decoded, _level, _raw = _value(code, below, BITS)
+        store_tile(rest + begin + lane, p - decoded, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight", "n"])

@@ -85,8 +85,8 @@ def encode_rotated(
     most = MOST / block_abs_max(centroid.float(), block).clamp_min_(1.0)  # so that no number of the block overflows
     scale = torch.minimum(factor * rms, most.double()).float()  # [b, nb]
     if rest is not None:
-        said = rotate_blocks_back(book[code].mul_(repeat_by_block(scale, n, block)), block, rng)
-        torch.sub(p, said, out=rest)
+        decoded = rotate_blocks_back(book[code].mul_(repeat_by_block(scale, n, block)), block, rng)
+        torch.sub(p, decoded, out=rest)
     wire = wires.join(scale, pack(code, bits))
     return (wires.join(_key_of(rng, rows), wire) if private else wire), finite
 
@@ -112,11 +112,11 @@ def sum_rotated(
         centroid = book[unpack(packed, bits, n).long()]
         value = centroid * repeat_by_block(wires.check_scale("scales", scales), n, block)
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
-        said = centroid.mul_(repeat_by_block(scales * weight, n, block))
+        decoded = centroid.mul_(repeat_by_block(scales * weight, n, block))
         if private:
-            out.add_(hadamard(said, block).mul_(_signs_of(key, n, rng)))
+            out.add_(hadamard(decoded, block).mul_(_signs_of(key, n, rng)))
         else:
-            total.add_(said)
+            total.add_(decoded)
     if not private:
         out.add_(rotate_blocks_back(total, block, rng))
 

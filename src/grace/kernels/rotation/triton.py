@@ -327,12 +327,12 @@ def _sum_one_by_one(
     knobs: dict[str, Any],
 ) -> None:
     """As :func:`sum_rotated`, of private rotations of blocks that no program holds."""
-    said = torch.empty_like(out)
+    decoded = torch.empty_like(out)
     if not add:
         out.zero_()
     for wire in received:
-        marks = add_up(_sum, [wire], said, width, block, weight, 1, book, add=False, KEY=KEY, **knobs)
-        turn(said, None, out, block, 2, rng, ADD, keys=wire)
+        marks = add_up(_sum, [wire], decoded, width, block, weight, 1, book, add=False, KEY=KEY, **knobs)
+        turn(decoded, None, out, block, 2, rng, ADD, keys=wire)
         marks.refuse(0, lambda: PayloadError(BAD_SCALE))
 
 

@@ -48,9 +48,9 @@ def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...
     for t, (places, values) in enumerate(zip(index.split_with_sizes(parts), sent.split_with_sizes(parts), strict=True)):
         memory = None if many.memories is None else many.memories[t]
         rest = None if many.rests is None else many.rests[t]
-        where, said, finite = take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
+        where, taken, finite = take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
         places.copy_(where.reshape(-1))
-        values.copy_(said.reshape(-1))
+        values.copy_(taken.reshape(-1))
         flags.append(torch.as_tensor(finite, device=index.device, dtype=torch.bool))
     return torch.stack(flags)
 

@@ -168,8 +168,8 @@ def _heads(rule: int, part: Tensor, up: Tensor, block: int) -> list[Tensor]:
 def _decode(rule: int, heads: list[Tensor], up: Tensor, block: int, weight: float) -> Tensor:
     """The numbers that bits ``[1, m]`` stand for, times weight: ``[1, m]``."""
     m = up.shape[1]
-    one = torch.ones((), device=up.device, dtype=torch.float32)
-    high = repeat_by_block(heads[-1] * weight, m, block) if heads else one * weight
+    unit = torch.ones((), device=up.device, dtype=torch.float32)
+    high = repeat_by_block(heads[-1] * weight, m, block) if heads else unit * weight
     low = repeat_by_block(heads[0] * weight, m, block) if rule == TWO_MEANS else -high
     return torch.where(up, high, low)
 

@@ -109,11 +109,11 @@ def sum_pairs(
         sum_sparse(parts, row, scale, narrow=narrow, add=add)
 
 
-def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> WirePart:
+def _part(wire: Tensor, values: int, codes: int, n: int, k: int, code: str) -> WirePart:
     """A row's wire ``[w]`` as a part: where its values and the codes of its k indices begin."""
     if k and index_lists.varies(code):
-        return WirePart(one, values, codes, k, LIST, index_lists.take(one[None, codes:], n, k, code)[0][0])
-    return WirePart(one, values, codes, k, index_lists.fixed_code(n, k, code) if k else "raw")
+        return WirePart(wire, values, codes, k, LIST, index_lists.take(wire[None, codes:], n, k, code)[0][0])
+    return WirePart(wire, values, codes, k, index_lists.fixed_code(n, k, code) if k else "raw")
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------

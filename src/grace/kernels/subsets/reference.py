@@ -65,7 +65,7 @@ def _sum(
     sent = []
     for t, x in enumerate(_rows(into.xs)):
         places, total = _places(many, drawing, step, t), torch.zeros_like(x)
-        sent.append(torch.stack([_part(one, many, drawing, t)[: len(places)] for one in messages]))
+        sent.append(torch.stack([_part(message, many, drawing, t)[: len(places)] for message in messages]))
         for part in sent[-1]:
             add_at_(total, 0, places, part * weight[t])
         x.copy_(total)

@@ -192,8 +192,8 @@ def _take_drawn(
         store_tile(tensor_of(table, task, 2, EVEN) + start + first + lane, rest, inside, full)
     if SENDS:
         if LISTED:
-            at, mine, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
-            tl.store(wire + at, load_sum(x, e, i, mine, HAS_MEMORY), mine)
+            at, listed, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
+            tl.store(wire + at, load_sum(x, e, i, listed, HAS_MEMORY), listed)
         else:
             tl.store(wire + place // 4 + where, p, inside & sent)
 
@@ -236,8 +236,8 @@ def _put_drawn(
         at, listed, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
         tl.store(x + i, _said_at(wire, at, listed, weight, bad + task, W, stride, LOOKS), listed)
     else:
-        said = _said_at(wire, place // 4 + where, inside & sent, weight, bad + task, W, stride, LOOKS)
-        store_tile(x + first + lane, said, inside, full)
+        received = _said_at(wire, place // 4 + where, inside & sent, weight, bad + task, W, stride, LOOKS)
+        store_tile(x + first + lane, received, inside, full)
 
 
 class Subsets:

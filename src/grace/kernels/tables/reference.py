@@ -41,8 +41,8 @@ def encode_entries(
     codes.view(1, -1)[:, :n] = own
     if rest is not None:
         assert rows is not None
-        said = _means(_on(table, torch.int64, y.device)[own.long()], bounds, block, 2 / table[-1])
-        torch.sub(rows if memory is None else rows + memory, rotate_blocks_back(said, block, shared), out=rest)
+        decoded = _means(_on(table, torch.int64, y.device)[own.long()], bounds, block, 2 / table[-1])
+        torch.sub(rows if memory is None else rows + memory, rotate_blocks_back(decoded, block, shared), out=rest)
     return pack(codes, code_bits(table))
 
 

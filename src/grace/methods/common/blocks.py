@@ -57,8 +57,8 @@ class Blocks(Drawn):
         (values,) = wires.split(wire.view(torch.uint8), [("values", torch.float32, self._width(n))])
         whole, tail = self._places(n, rng, out.device)
         blocks, short = self._cut(out)
-        said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
-        add_at_(blocks, 1, whole, said)
+        sent, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
+        add_at_(blocks, 1, whole, sent)
         short[:, :tail] += behind
 
     def _drawing(self, many: Many) -> Drawing:

@@ -156,10 +156,10 @@ class FactorBucket:
             return False
         if plan.narrow is not None and not plan.narrow.point(rows_of(self._given), rows_of(self._xs)):
             return False
-        said = [self._message[plan.places[i] : plan.places[i + 1]][None] for i in plan.at]
+        received = [self._message[plan.places[i] : plan.places[i + 1]][None] for i in plan.at]
         own = rows_of(means, plan.at)
         there = plan.matrices.point(rows_of(self._xs, plan.at), None, own) and plan.means.point(own)
-        there = there and plan.said.point(said)
+        there = there and plan.said.point(received)
         there = there and plan.states.point(rows_of(self._states), None, rows_of(self._successors))
         drawn = plan.drawn
         return there and (drawn is None or drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))

@@ -135,11 +135,11 @@ class LowRankBucket:
             answers = list(answer.split_with_sizes(sizes))
             if not self._certainly_fit(answer):
                 self._check_means = True
-                for t, said in zip(sent, answers, strict=True):
-                    self._fine[plan.matrices[t]] = bool(all_finite(said))
+                for t, right in zip(sent, answers, strict=True):
+                    self._fine[plan.matrices[t]] = bool(all_finite(right))
         self._rights = pieces  # of those that were not sent nobody asks for a mean
-        for t, said in zip(sent, answers, strict=True):
-            self._rights[t] = said
+        for t, right in zip(sent, answers, strict=True):
+            self._rights[t] = right
 
     def split(self, states: Sequence[S]) -> list[Exchanged[S | Tensor]]:
         """The means P Q^T, and what is left of each matrix; Q follows the states of the matrices, others stay."""

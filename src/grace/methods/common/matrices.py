@@ -145,7 +145,7 @@ class Projection(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)
         project = project_columns if self.transposed else project_rows
-        flat = torch.stack([project(one, self.encode).mT.reshape(-1) for one in matrix])  # [b, side r]
+        flat = torch.stack([project(rows, self.encode).mT.reshape(-1) for rows in matrix])  # [b, side r]
         wire = torch.cat((flat, tail), dim=1) if tail.shape[1] else flat
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
@@ -154,9 +154,9 @@ class Projection(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         factor = wire[:, : self.side * self.r].reshape(-1, self.side, self.r)
         matrix, tail = self._parts(out)
-        for one, said in zip(matrix, factor.mT.contiguous(), strict=True):  # [m, l], [r, side]
-            left, right = (self.decode, said) if self.transposed else (said, self.decode)
-            add_low_rank_(one, left, right, scale)
+        for target, received in zip(matrix, factor.mT.contiguous(), strict=True):  # [m, l], [r, side]
+            left, right = (self.decode, received) if self.transposed else (received, self.decode)
+            add_low_rank_(target, left, right, scale)
         add_scaled_(tail, wire[:, self.side * self.r :], scale)
         self.factor = factor[0]
 

@@ -157,10 +157,10 @@ def open_ridges(
     if rooms is None:
         return None
     drawn_as, of = (ridge.drawn_as, None) if after is None else (None, after.matrices)
-    found = find_plan(RidgeBucket, owner, sides, turned, xs, rooms, peers, drawn_as=drawn_as, of=of)
-    if found is None:
+    bucket_plan = find_plan(RidgeBucket, owner, sides, turned, xs, rooms, peers, drawn_as=drawn_as, of=of)
+    if bucket_plan is None:
         return None
-    workspace, place, plan = found
+    workspace, place, plan = bucket_plan
     bucket = RidgeBucket(plan, rooms, xs, olds, lasts, Peers.of(peers), workspace, ridge, after)
     if not bucket.point():
         bucket.forget()

@@ -62,12 +62,12 @@ def expand(stream: bytes, size: int) -> bytes:
 
 
 def _unzip(packed: bytes, size: int) -> bytes:
-    one = zlib.decompressobj()
+    stream = zlib.decompressobj()
     try:
-        raw = one.decompress(packed, size + 1)
+        raw = stream.decompress(packed, size + 1)
     except zlib.error as error:
         raise PayloadError(f"field 'stream' is not a zlib stream: {error}") from error
-    if not one.eof or one.unused_data:
+    if not stream.eof or stream.unused_data:
         raise PayloadError(f"field 'stream' is not one whole zlib stream of {size} bytes")
     return raw
 

@@ -30,7 +30,7 @@ def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tup
     as many stages as it has ``shares``: eta, float64 ``[T]``; and ``[T]`` bool, whether there is one.
     """
     T, stages = len(many), max(map(len, shares))
-    padded = [[*(math.log(share) for share in one), *[0.0] * (stages - len(one))] for one in shares]
+    padded = [[*(math.log(share) for share in row), *[0.0] * (stages - len(row))] for row in shares]
     logs = many.numbers(("logs", *map(tuple, shares)), lambda: sum(zip(*padded, strict=True), ()), torch.float64)
     eta = torch.zeros(T, dtype=torch.float64, device=many.device)
     start = many.numbers(ALL, lambda: [ALL] * T, torch.float64)
@@ -64,8 +64,8 @@ def fitted_thresholds(
             eta[t] += pareto_quantile_of(mu, variance, shares[t][stage])
     thresholds = [max(min(eta[t], below[t]), LEAST) if t in eta else 1.0 for t in range(len(rows))]
     both = torch.tensor([thresholds, [float(t in eta) for t in range(len(rows))]], dtype=torch.float64, device="cpu")
-    found, usable = both.to(many.device, non_blocking=True)
-    return found, usable != 0
+    limits, usable = both.to(many.device, non_blocking=True)
+    return limits, usable != 0
 
 
 def _fit_pareto(rows: Sequence[Tensor], shares: Sequence[float]) -> tuple[list[float], dict[int, float]]:

@@ -44,18 +44,18 @@ class Triples(Compressor):
             size = size.clamp_max_(torch.finfo(torch.float32).max).float()
             count = torch.tensor([[len(keep)]], dtype=torch.int32, device=rows.device)
             encoded.append(wires.join(count, size[None], u[:, keep].mT.reshape(1, -1), vh[keep].reshape(1, -1)))
-        wire = torch.nn.utils.rnn.pad_sequence([one[0] for one in encoded], batch_first=True)
+        wire = torch.nn.utils.rnn.pad_sequence([row[0] for row in encoded], batch_first=True)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         m, l, head = self.m, self.l, ("count", torch.int32, 1)
-        for one, matrix in zip(wire[:, None], out.view(-1, m, l), strict=True):
-            count = wires.split(one, [head], slack=True)[0]
+        for row, matrix in zip(wire[:, None], out.view(-1, m, l), strict=True):
+            count = wires.split(row, [head], slack=True)[0]
             k = int(wires.check_index("count", count, min(m, l) + 1))
             fields = [("sizes", torch.float32, k), ("u", torch.float32, k * m), ("v", torch.float32, k * l)]
-            _, size, u, v = wires.split(one, [head, *fields], slack=True)
+            _, size, u, v = wires.split(row, [head, *fields], slack=True)
             for name, vector in (("u", u), ("v", v)):
                 _check_parts(name, vector)
             left = u.view(k, m) * math.sqrt(m)

@@ -99,12 +99,12 @@ class Kind:
         self.spans = Factors(spans, begins([r * s for s, _, r in spans])[:-1], device)
         numbers = [m * l for m, l, _ in sides]
         self.matrices, self.means = (Many(numbers, (), (), device) for _ in range(2))
-        said = [side * r for _, side, r in spans]
-        self.said, self.successors = (Many(said, (), (), device) for _ in range(2))
-        self.tails = Tails(numbers, said, sizes, device) if list(sizes) != numbers else None
+        widths = [side * r for _, side, r in spans]
+        self.said, self.successors = (Many(widths, (), (), device) for _ in range(2))
+        self.tails = Tails(numbers, widths, sizes, device) if list(sizes) != numbers else None
         self.whole_xs, self.whole_means, self.whole_said = self.matrices, self.means, self.said
         if self.tails is not None:
-            sent = [n - number + wire for n, number, wire in zip(sizes, numbers, said, strict=True)]
+            sent = [n - number + wire for n, number, wire in zip(sizes, numbers, widths, strict=True)]
             self.whole_xs, self.whole_means = (Many(sizes, (), (), device) for _ in range(2))
             self.whole_said = Many(sent, (), (), device)
         self.olds = Many([s * r for s, _, r in spans], (), (), device)
@@ -333,10 +333,10 @@ def open_turned(
     rooms = rooms_of(sides, xs, olds, peers)
     if rooms is None:
         return None
-    found = find_plan(TurnedBucket, owner, sides, turned, xs, rooms, peers, orthonormal=orthonormal)
-    if found is None:
+    bucket_plan = find_plan(TurnedBucket, owner, sides, turned, xs, rooms, peers, orthonormal=orthonormal)
+    if bucket_plan is None:
         return None
-    workspace, place, plan = found
+    workspace, place, plan = bucket_plan
     bucket = TurnedBucket(plan, rooms, xs, olds, Peers.of(peers), workspace)
     if not bucket.point():
         return None

@@ -28,6 +28,6 @@ def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> list
     return outs
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    return check_each(agreement, one, profile)
+    return check_each(agreement, subject, profile)

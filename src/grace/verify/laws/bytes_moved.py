@@ -44,11 +44,11 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
         )
         states = [out.state for out in outs]
         for rank, (x, tracer) in enumerate(zip(xs, tracers, strict=True)):
-            said = method.traffic(torch.empty_like(x, device="meta"), make_peer(rank, W, step, keep_rest=keep_rest))
-            if said is None:
+            declared = method.traffic(torch.empty_like(x, device="meta"), make_peer(rank, W, step, keep_rest=keep_rest))
+            if declared is None:
                 assert varies(method), "traffic: None, though no size depends on the data"
                 continue
-            assert tracer.traffic == said, f"traffic: rank {rank} declares {said}, moved {tracer.traffic}"
+            assert tracer.traffic == declared, f"traffic: rank {rank} declares {declared}, moved {tracer.traffic}"
     return [tracer.traffic for tracer in tracers]
 
 
@@ -74,11 +74,11 @@ def check(subject: Subject, profile: Profile) -> Held:
     moved = traffic(subject.method, make_some(subject))
     most = max(moved, key=lambda traffic: traffic.sent)
     like = torch.empty(SHAPE, device="meta", dtype=torch.float32)
-    said = subject.method.traffic(like, make_peer(moved.index(most), len(moved), 1))
+    declared = subject.method.traffic(like, make_peer(moved.index(most), len(moved), 1))
     elements = math.prod(SHAPE)
     measured = f"{_spell_traffic(most)} for {elements:,} numbers, {len(moved)} workers"
     numbers = {"rounds": most.rounds, "sent": most.sent, "elements": elements, "workers": len(moved)}
-    return Held(measured, "depends on the data" if said is None else _spell_traffic(said), numbers=numbers)
+    return Held(measured, "depends on the data" if declared is None else _spell_traffic(declared), numbers=numbers)
 
 
 def _spell_traffic(traffic: grace.Traffic) -> str:

@@ -32,8 +32,8 @@ def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> N
             rests.append(out.rest)
         before, owed = owed, [_owed(method, state, x) for state, x in zip(states, xs, strict=True)]
         kept = [rest.double() + now - was for rest, now, was in zip(rests, owed, before, strict=True)]
-        said = average([x.double() - k for x, k in zip(xs, kept, strict=True)])
-        error = float((said - outs[0].mean.double()).abs().max()) if said.numel() else 0.0
+        sent = average([x.double() - k for x, k in zip(xs, kept, strict=True)])
+        error = float((sent - outs[0].mean.double()).abs().max()) if sent.numel() else 0.0
         # the second rounding of W workers' chunks is W times as large in the memory of its owner
         legal = tolerance([*xs, *[k.to(x.dtype) for k, x in zip(kept, xs, strict=True)]], 16 + 2 * len(xs))
         assert error <= legal, f"conservation: average of x - rest is off the mean by {error:.3g}, legal {legal:.3g}"
@@ -55,7 +55,7 @@ def scatter_conserves(method: Method[Any], xs: Sequence[Tensor], steps: int = 2,
             rows[0][-1, -1] = bad
         tracers = [Tracer(rank, W) for rank in range(W)]
         runs = [method.scatter(x, s, p) for x, s, p in zip(rows, states, peers, strict=True)]
-        outs = simulate([tracer.trace(one) for tracer, one in zip(tracers, runs, strict=True)])
+        outs = simulate([tracer.trace(exchange) for tracer, exchange in zip(tracers, runs, strict=True)])
         for x, peer, tracer in zip(xs, peers, tracers, strict=True):
             declared = method.scatter_traffic(x.to("meta"), peer)
             assert bad is not None or declared is None or tracer.traffic == declared, (
@@ -72,10 +72,10 @@ def scatter_conserves(method: Method[Any], xs: Sequence[Tensor], steps: int = 2,
         for out, more in zip(outs, kept, strict=True):
             assert out.rest is not None or not keep_rest, "scatter: the rest was not kept"
             more += 0.0 if out.rest is None else out.rest.double()
-        said = average([x.double() - more for x, more in zip(xs, kept, strict=True)])
+        sent = average([x.double() - more for x, more in zip(xs, kept, strict=True)])
         legal = tolerance([*xs, *[more.to(x.dtype) for more, x in zip(kept, xs, strict=True)]], 16 + 2 * W)
         for rank, out in enumerate(outs):
-            error = float((said[rank] - out.mean.double()).abs().max()) if out.mean.numel() else 0.0
+            error = float((sent[rank] - out.mean.double()).abs().max()) if out.mean.numel() else 0.0
             assert error <= legal, f"scatter: row {rank} of x - rest is off the mean by {error:.3g}, legal {legal:.3g}"
 
 

@@ -72,7 +72,7 @@ def _is_gathered(op: Collective) -> bool:
 
 
 def _garble_all(at: int, flip: bool, seed: int) -> Runner:
-    return lambda exchanges, grid=None: simulate([_garble(one, at, flip, seed) for one in exchanges], grid)
+    return lambda exchanges, grid=None: simulate([_garble(exchange, at, flip, seed) for exchange in exchanges], grid)
 
 
 def _garble(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange[Any]:
@@ -107,13 +107,13 @@ def _cut(answer: Tensor, dice: random.Random) -> Tensor:
     return answer[..., : dice.randrange(width)].contiguous() if width else answer
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
     trials = refused = 0
-    for method in one.all:
-        for xs in (make_some(one), make_workers(normal(5), max(2, one.least_world))):
-            found = corruption_is_refused(method, xs, profile.trials)
-            trials, refused = trials + found[0], refused + found[1]
+    for method in subject.all:
+        for xs in (make_some(subject), make_workers(normal(5), max(2, subject.least_world))):
+            counts = corruption_is_refused(method, xs, profile.trials)
+            trials, refused = trials + counts[0], refused + counts[1]
     if not trials:
         return no_promise("no bytes are gathered; the network sums numbers")
     return Held(f"{refused} of {trials} refused, the others finite", numbers={"trials": trials, "refused": refused})

@@ -47,8 +47,8 @@ def in_place(exchanges: list[Exchange[Any]], grid: Grid | None = None, *, donate
     return simulate([watch(exchange, hear=answer_in_place) for exchange in exchanges], grid)
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
     for name in ("odd size", "f16", "non-contiguous"):
-        answers_may_alias(one.core, make_workers(UGLY[name], max(2, one.least_world)))
+        answers_may_alias(subject.core, make_workers(UGLY[name], max(2, subject.least_world)))
     return Held("bit for bit")

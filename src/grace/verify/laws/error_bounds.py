@@ -50,24 +50,24 @@ def errors_hold(errors: Tensor, size: float, facts: grace.Facts) -> None:
         assert measured <= legal, f"variance: E|C(x) - x|^2 = {measured:.6g} > {facts.variance} |x|^2 = {legal:.6g}"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    if one.least_world > 1:
+    if subject.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
-    found = _bounds(one, profile)
-    worst = max(found, key=lambda name: found[name][0])
-    gauss, facts = found["Gaussian"]
-    numbers: dict[str, Any] = {"gaussian": gauss, "worst": found[worst][0], "worst_input": worst}
+    errors = _bounds(subject, profile)
+    worst = max(errors, key=lambda name: errors[name][0])
+    gauss, facts = errors["Gaussian"]
+    numbers: dict[str, Any] = {"gaussian": gauss, "worst": errors[worst][0], "worst_input": worst}
     numbers |= {"contraction": facts.contraction, "variance": facts.variance}
-    measured = f"{gauss:.3g} of |x|^2 for Gaussian x; worst: {found[worst][0]:.3g} ({worst})"
+    measured = f"{gauss:.3g} of |x|^2 for Gaussian x; worst: {errors[worst][0]:.3g} ({worst})"
     claims = spell_claims(facts)
     return Held(measured, claims or "no bound", "holds" if claims else "not promised", "", numbers)
 
 
-def _bounds(one: Subject, profile: Profile) -> dict[str, tuple[float, grace.Facts]]:
+def _bounds(subject: Subject, profile: Profile) -> dict[str, tuple[float, grace.Facts]]:
     """The error |C(x) - x|^2 / |x|^2 for each input, and what is declared for it."""
     return {
-        name: (name_input(name, bounds, one.core, x, profile.draws // 2), one.core.facts(x))
+        name: (name_input(name, bounds, subject.core, x, profile.draws // 2), subject.core.facts(x))
         for name, x in make_spread().items()
     }
 

@@ -64,9 +64,9 @@ def _fail_at(exchanges: list[Exchange[Any]], round_: int, grid: Grid | None) -> 
     return True
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    for method in one.all:
+    for method in subject.all:
         for make in (normal(*SHAPE), UGLY["empty"]):
-            failure_leaves_memory(method, make_workers(make, max(2, one.least_world)))
+            failure_leaves_memory(method, make_workers(make, max(2, subject.least_world)))
     return Held("in every round")

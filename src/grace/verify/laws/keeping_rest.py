@@ -26,10 +26,10 @@ def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
         assert error <= tolerance(xs), f"keep_rest changes the mean by {error:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    if not one.conserves:
+    if not subject.conserves:
         return no_promise("it has no rest")
     for name in ("normal", "odd size", "f16", "f64"):
-        rest_is_free(one.core, make_workers(UGLY[name], max(2, one.least_world)))
+        rest_is_free(subject.core, make_workers(UGLY[name], max(2, subject.least_world)))
     return Held("bit for bit")

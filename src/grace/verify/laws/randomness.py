@@ -60,8 +60,8 @@ def independence(method: Method[Any], x: Tensor, draws: int = 16, world: int = 8
     facts = core.facts(x)
     if facts.deterministic or facts.randomness == "shared":
         return None
-    one, many = (_measure_variance(core, [x] * count, draws) for count in (1, world))
-    ratio = world * many / max(one, 1e-300)
+    single, many = (_measure_variance(core, [x] * count, draws) for count in (1, world))
+    ratio = world * many / max(single, 1e-300)
     assert ratio <= 2, (
         f"independence: randomness is declared private, but the mean of {world} workers varies {ratio:.3g} / {world} times as "
         "much as one worker's, not 1 / W: they draw the same numbers"

@@ -32,9 +32,9 @@ def exact_recovery(method: Method[Any], xs: Sequence[Tensor]) -> None:
     assert error <= legal, f"exact recovery: off by {error:.3g}, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    entry = recipe_of(type(layers(one.method)[-1]))
+    entry = recipe_of(type(layers(subject.method)[-1]))
     if entry is None or not entry.recovers:
         return no_promise("no input is declared to come back exactly")
     for kind, knobs in entry.recovers:

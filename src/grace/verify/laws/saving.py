@@ -43,9 +43,9 @@ def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop:
         assert same_bits(a, b), f"state: step {stop + i} after loading differs from the run without a stop"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """Checks the law; returns the report's entry about it."""
-    steps = [make_workers(normal(12, 8, seed=t), max(2, one.least_world)) for t in range(4)]
-    for method in one.all:
+    steps = [make_workers(normal(12, 8, seed=t), max(2, subject.least_world)) for t in range(4)]
+    for method in subject.all:
         state_survives(method, steps, stop=2)
     return Held("bit for bit, saved after 2 of 4 steps")

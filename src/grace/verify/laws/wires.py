@@ -21,11 +21,11 @@ def payload(compressor: grace.Compressor, rows: Tensor) -> None:
     b, n = rows.shape
     stream = Peer(0, 1, name="w").private(compressor.id)
     wire = compressor.compress_(rows.clone(), stream, False)
-    said = compressor.facts(n).payload
-    assert (said is None) == compressor.varies, f"payload: {said} declared, but varies={compressor.varies}"
+    declared = compressor.facts(n).payload
+    assert (declared is None) == compressor.varies, f"payload: {declared} declared, but varies={compressor.varies}"
     size = wire.shape[1] * wire.element_size()
     assert wire.shape[0] == b, f"payload: {wire.shape[0]} wires for {b} rows"
-    assert said in (None, size), f"payload: {said} bytes declared, {size} encoded"
+    assert declared in (None, size), f"payload: {declared} bytes declared, {size} encoded"
 
 
 def summable(compressor: grace.Compressor, rows: Tensor) -> None:
@@ -54,8 +54,8 @@ def check(subject: Subject, profile: Profile) -> Held:
     stream = make_peer(0, 1).private(subject.compressor.id)
     wire = subject.compressor.compress_(x, stream, False)
     size = wire.numel() * wire.element_size()
-    said = subject.compressor.facts(n).payload
+    promised = subject.compressor.facts(n).payload
     words = "; wires can be summed" if subject.compressor.summable else ""
-    declared = "depends on the data" if said is None else f"{said:,} bytes"
+    declared = "depends on the data" if promised is None else f"{promised:,} bytes"
     measured = f"{size:,} bytes, {8 * size / n:.3g} bits per number"
     return Held(measured, declared + words, numbers={"bytes": size, "elements": n})
