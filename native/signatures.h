@@ -57,6 +57,9 @@ GRACE_KERNEL(sum_floats, Wires, int64_t, float*, int64_t, int64_t, int, float, i
 GRACE_KERNEL(encode_fixed, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, float,
              float, float, int, uint32_t, uint32_t, uint32_t, int)
 GRACE_KERNEL(sum_fixed, Wires, int64_t, float*, int64_t, int64_t, int, int, float, int, int)
+GRACE_KERNEL(encode_affine, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, uint32_t,
+             uint32_t, uint32_t, int)
+GRACE_KERNEL(sum_affine, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)
 GRACE_KERNEL(call_many, int, const uint64_t*, int64_t, int64_t, int64_t*)
 GRACE_KERNEL(rotate_norms, const float*, const float*, float*, int64_t, int64_t, float*, uint32_t, uint32_t, uint32_t, int)
 GRACE_KERNEL(encode_entries, const float*, const float*, int64_t, int64_t, const float*, int, int64_t, uint8_t*, int64_t, uint32_t,

@@ -85,7 +85,7 @@ void encode_quantized(Feed& feed, Dice& dice, Input& to) {
 }
 
 // ---- the other block codecs: heads for each block, then codes
-enum Family { ONE_BIT, VOTES, NATURAL, CODEBOOK, FLOATS, FIXED };
+enum Family { ONE_BIT, VOTES, NATURAL, CODEBOOK, FLOATS, FIXED, AFFINE };
 template <Family family>
 struct Blocked {
     int64_t n, block, W, width;
@@ -101,9 +101,9 @@ struct Blocked {
         } else if (family == NATURAL) {
             kind = kind & 1 ? 4 : 8;  // bits
             width = blocks(n, block) + (n * kind + 7) / 8;
-        } else if (family == FIXED) {
+        } else if (family == FIXED || family == AFFINE) {
             kind = kind % 7 + 2;  // bits
-            width = 4 * blocks(n, block) + (n * kind + 7) / 8;
+            width = (family == FIXED ? 4 : 8) * blocks(n, block) + (n * kind + 7) / 8;
         } else {
             width = 4 * blocks(n, block) + n;
         }
@@ -126,6 +126,8 @@ Decoded decode_blocked(Feed& feed, int target) {
         code = natural_sum[target](wires.data(), b.W, out, b.n, b.block, b.kind, 0.5f, 0, 1);
     } else if (family == FIXED) {
         code = sum_fixed[target](wires.data(), b.W, out, b.n, b.block, b.kind, b.n % 2 == 0, 0.25f, 0, 1);
+    } else if (family == AFFINE) {
+        code = sum_affine[target](wires.data(), b.W, out, b.n, b.block, b.kind, 0.25f, 0, 1);
     } else if (family == FLOATS) {
         code = sum_floats[target](wires.data(), b.W, out, b.n, b.block, 2 + (b.kind & 1), 0.25f, 0, 1);
     } else {
@@ -150,6 +152,8 @@ void encode_blocked(Feed& feed, Dice& dice, Input& to) {
             const float q = static_cast<float>((1 << (b.kind - 1)) - 1);
             encode_fixed[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, b.kind, static_cast<int>(q), 1 / q, 3e38f / q, 1, 0, 1,
                             2, 3, 1);
+        } else if (family == AFFINE) {
+            encode_affine[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, b.kind, 0, 1, 2, 3, 1);
         } else if (family == FLOATS) {
             encode_floats[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, 2 + (b.kind & 1), 0, 1, 2, 3, 1);
         } else {
@@ -292,6 +296,7 @@ constexpr Decoder DECODERS[] = {
     {"natural_sum", 8, decode_blocked<NATURAL>, encode_blocked<NATURAL>},
     {"codebook_sum", 8, decode_blocked<CODEBOOK>, encode_blocked<CODEBOOK>},
     {"sum_fixed", 8, decode_blocked<FIXED>, encode_blocked<FIXED>},
+    {"sum_affine", 8, decode_blocked<AFFINE>, encode_blocked<AFFINE>},
     {"sum_floats", 8, decode_blocked<FLOATS>, encode_blocked<FLOATS>},
     {"sum_rotated", 6, decode_rotated, encode_rotated_blocks},
     {"sum_quantiles", 5, decode_quantiles, encode_buckets},

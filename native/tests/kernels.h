@@ -445,6 +445,21 @@ inline void run_fixed(Trial& t) {
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 
+inline void run_affine(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int64_t block = some_block(t.dice);
+    const int bits = 2 + static_cast<int>(t.dice.below(7));
+    const Encoding e(t, block, 8 * blocks(t.n, block) + (t.n * bits + 7) / 8);
+    const int64_t all = encode_affine[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, bits, t.dice.coin(), key.k0,
+                                                key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(sum_affine[t.target](e.wires.data(), e.W, out, t.n, block, bits, 0.5f, t.dice.coin(), t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
 // Buckets, and the bytes of a row's wire.
 inline int64_t quantile_width(int64_t n, int64_t q) {
     int bits = 1;
@@ -566,6 +581,7 @@ constexpr Case CASES[] = {
     {" encode_rotated sum_rotated ", run_rotated},
     {" encode_floats sum_floats ", run_floats},
     {" encode_fixed sum_fixed ", run_fixed},
+    {" encode_affine sum_affine ", run_affine},
     {" encode_indices decode_indices ", run_indices},
     {" rotate_norms encode_entries sum_entries decode_entries ", run_tables},
     {" encode_quantiles sum_quantiles ", run_quantiles},

@@ -71,7 +71,8 @@ def classify(spec: str) -> str:
 # unbiased without a memory: gamma follows from the declared omega
 UNBIASED = [
     "none", "qsgd:bits=4,bucket=64", "qsgd:levels=1,bucket=64", "qsgd:bits=3,norm=l2,bucket=64", "terngrad:bucket=64",
-    "natural", "natural:bits=4,memory=none", "lpc:block=64", "randomk:ratio=0.25,memory=none", "gspar:ratio=0.25",
+    "natural", "natural:bits=4,memory=none", "lpc:block=64", "minmax:block=64",
+    "randomk:ratio=0.25,memory=none", "gspar:ratio=0.25",
     "atomo:ratio=0.25", "atomosvd:rank=8,min_rate=0.1", "rht", "blockrandomk:ratio=0.25,block=16,memory=none",
 ]  # fmt: skip
 

@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "powers": ("natural:bits=4,block=7,memory=residual", "natural"),
     "codebook": ("u8bit:block=100", "u8bit:block=16"),
     "fixed": ("lpc:bits=5,clip=0.5,block=100,memory=residual", "lpc:block=16"),
+    "affine": ("minmax:bits=3,block=16,memory=residual", "minmax:block=64"),
     "floats": ("fp8:block=32,memory=residual", "fp8:fmt=e5m2,stochastic=true"),
     "weights": ("fp8:block=32,memory=residual,gamma=2",),
     "memories": ("signum", "efsignsgd:memory=distef,block=32", "fp8:memory=ef21m,block=32"),
@@ -77,7 +78,8 @@ FAMILY = {spec: name for name, specs in FAMILIES.items() for spec in specs}
 # Without a memory, and others: a third of the sizes in each dtype.
 BARE = (
     "efsignsgd:block=32,memory=none", "onebit:memory=none", "qsgd:bits=2,bucket=16", "qsgd:levels=1", "natural:bits=9",
-    "u8bit:memory=none", "lpc:nearest=true", "fp8:block=32", "blockrandomk:ratio=0.4,block=8,memory=none",
+    "u8bit:memory=none", "lpc:nearest=true", "minmax:nearest=true", "fp8:block=32",
+    "blockrandomk:ratio=0.4,block=8,memory=none",
     "randomk:ratio=0.3,memory=none", "topk:ratio=0.3,values=bfloat16,memory=none", "threshold:v=1.5,memory=none",
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none", "inceptionn", "3lc:memory=none", "3lc:zre=false", "drive:block=16",
     "eden:bits=2,block=16", "rht:block=16", "thc:block=16,memory=none", "acpsgd:rank=1,min_rate=0.1,memory=none",
@@ -87,7 +89,7 @@ BARE = (
 )  # fmt: skip
 # Of these a first step and others differ by more than the memory: both run there.
 FROM_THE_FIRST = ("powersgd", "acpsgd", "gradiveq", "gradzip", "atomosvd")
-GATE = ("signs", "levels", "powers", "codebook", "fixed", "floats", "quartic", "powersgd")
+GATE = ("signs", "levels", "powers", "codebook", "fixed", "affine", "floats", "quartic", "powersgd")
 FEW = (*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 300)
 
 

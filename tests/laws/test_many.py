@@ -51,7 +51,7 @@ SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
-    "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
+    "lpc:block=16,memory=residual", "minmax:block=16", "terngrad:clip=1.2,bucket=16,memory=residual",
     "randomk:ratio=0.3,memory=dgc,clip=0.5",
 )  # fmt: skip
 NARROW = (
@@ -73,8 +73,8 @@ SERVED = (
 
 # Methods whose launches are counted of one small tensor, too.
 COUNTED = (
-    "efsignsgd", "signsgd", "qsgd", "terngrad", "natural", "fp8", "u8bit", "onebit", "lpc", "randomk", "blockrandomk",
-    "blockrandomk:mode=cyclic", "topk", "drive", "eden", "eden:rotation=shared", "rht", "thc", "qsparse",
+    "efsignsgd", "signsgd", "qsgd", "terngrad", "natural", "fp8", "u8bit", "onebit", "lpc", "minmax", "randomk",
+    "blockrandomk", "blockrandomk:mode=cyclic", "topk", "drive", "eden", "eden:rotation=shared", "rht", "thc", "qsparse",
     "blockrandomk:mode=clt", "topk:memory=dgc", "bf16", "fp16",
 )  # fmt: skip
 LONG = (

@@ -43,6 +43,8 @@ KINDS = {
     "u8bit:block=100": SHAPES,
     "lpc:bits=5,clip=0.5,block=100": SHAPES,
     "lpc:nearest=true,memory=residual": SHAPES,
+    "minmax:bits=3,block=128,nearest=true": SHAPES,
+    "minmax:bits=8,block=16,memory=residual": SHAPES,
     "terngrad:bucket=32,memory=residual": SHAPES,
     "terngrad:clip=1.5,bucket=32,memory=residual": SHAPES,
     "terngrad:clip=1,bucket=5000": ((5001,), (255,)),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from grace.compute.portable import *
+from grace.kernels.affine import *
 from grace.kernels.blocks import *
 from grace.kernels.casts import *
 from grace.kernels.codebook import *

@@ -17,6 +17,7 @@ from grace.methods.gspar import GSpar as GSpar
 from grace.methods.inceptionn import Inceptionn as Inceptionn
 from grace.methods.lossless import Lossless as Lossless
 from grace.methods.lpc import LPC as LPC
+from grace.methods.minmax import MinMax as MinMax
 from grace.methods.natural import Natural as Natural
 from grace.methods.none import Identity as Identity
 from grace.methods.onebit import OneBit as OneBit
@@ -63,6 +64,7 @@ __all__ = [
     "Identity",
     "Inceptionn",
     "Lossless",
+    "MinMax",
     "Natural",
     "OneBit",
     "PowerSGD",

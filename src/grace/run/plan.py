@@ -157,7 +157,7 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
 
 
 def _name_compressing(methods: Iterable[Method[Any] | str]) -> set[str]:
-    """Those of the methods that compress, as strings."""
+    """The methods that compress, as strings."""
     return {spell(method) for method in methods if isinstance(method, Method) and not is_uncompressed(method)}
 
 

@@ -17,6 +17,7 @@ import grace.kernels
 from grace.compute import backends, native
 from grace.errors import InputError, PayloadError
 from grace.kernels import check
+from grace.kernels.affine import native as affine
 from grace.kernels.codebook import Codebook
 from grace.kernels.codebook import native as codebook
 from grace.kernels.finite import native as finite
@@ -74,6 +75,7 @@ def calls() -> Iterator[Call]:
             fixed.encode_fixed, {"bits": 4, "block": B, "clip": 1.0, "shrink": 1.0, "rng": None},
             fixed.sum_fixed, {"bits": 4, "block": B, "clip": 1.0},
         ),
+        (affine.encode_affine, {"bits": 4, "block": B, "rng": RNG}, affine.sum_affine, {"bits": 4, "block": B}),
         (
             floats.encode_floats, {"kind": E4M3, "block": B, "rng": None},
             floats.sum_floats, {"kind": E4M3, "block": B},

@@ -31,7 +31,7 @@ SPECS = ("qsgd:bits=4", "natural:bits=8,block=700", "efsignsgd:block=256")
 AT_NIGHT = (
     "efsignsgd", "onebit", "signsgd:zero=plus", "signsgd:zero=abstain", "natural", "natural:bits=4", "natural:bits=9",
     "terngrad", "terngrad:bucket=700", "qsgd:bits=4,bucket=700", "qsgd:bits=2,norm=l2", "qsgd:levels=1", "qsgd:bits=16", "fp8",
-    "fp8:block=700", "u8bit", "u8bit:block=700", "lpc", "lpc:block=700",
+    "fp8:block=700", "u8bit", "u8bit:block=700", "lpc", "lpc:block=700", "minmax",
 )  # fmt: skip
 N, W = 1100, 2
 

@@ -24,12 +24,14 @@ from grace.kernels.sampling import Chances
 from grace.methods.drive import DRIVE
 from grace.methods.fp8 import FP8
 from grace.methods.lpc import LPC
+from grace.methods.minmax import MinMax
 from grace.methods.natural import Natural
 from grace.methods.qsgd import QSGD
 from grace.methods.qsparse import Qsparse
 from grace.methods.u8bit import U8bit
 from tests.unit.kernels import (
     test_triton,
+    test_triton_affine,
     test_triton_casts,
     test_triton_counted,
     test_triton_factors,
@@ -93,6 +95,7 @@ TABLE: list[tuple[Callable[[], None], str, str]] = [
     (test_triton.codes(Natural(), 30), "kernels.powers", "_encode _sum"),
     (partial(test_triton_casts.test_rows_and_rests_in_place, torch.bfloat16), "kernels.casts", "_encode _sum"),
     (partial(test_triton_fixed.codes, LPC(bits=4, block=7), 30), "kernels.fixed", "_encode _sum"),
+    (partial(test_triton_affine.codes, MinMax(block=8), 30), "kernels.affine", "_encode _sum"),
     (partial(test_triton_floats.codes, FP8(), 30), "kernels.floats", "_encode _sum"),
     (partial(test_triton_rotation.codes, DRIVE(block=16, rotation="shared"), 30), "kernels.rotation", "_sum | _sums _write"),
     (partial(test_triton_rotation.codes, DRIVE(block=16), 30), "kernels.rotation", "_sum_back"),

@@ -61,25 +61,25 @@ def of_blocks(at, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexp
 
 
 @triton.jit
-def fields_of_blocks(base, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """As :func:`of_blocks`, float32 fields of a wire, of four bytes anywhere."""
+def fields_of_blocks(base, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr = 4):
+    """As :func:`of_blocks`, float32 fields of a wire, of four bytes anywhere, those of two blocks so many bytes apart."""
     if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
-        value = load_float(base + 4 * k, k * BLOCK < n)
+        value = load_float(base + APART * k, k * BLOCK < n)
     else:
-        value = load_float(base + 4 * (first // BLOCK) + within(first, lane, BLOCK) // BLOCK * 4, inside)
+        value = load_float(base + APART * (first // BLOCK) + within(first, lane, BLOCK) // BLOCK * APART, inside)
     return value
 
 
 @triton.jit
-def store_fields(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+def store_fields(base, value, first, lane, inside, n, BLOCK: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr = 4):
     """Writes the float32 fields of the blocks that begin in this tile; ``value`` as :func:`of_blocks` has it."""
     if BLOCK >= SPAN or (SPAN % BLOCK == 0 and (SPAN & (SPAN - 1)) == 0):
         k = first // BLOCK + tl.arange(0, SPAN // BLOCK if BLOCK < SPAN else 1 if BLOCK % SPAN == 0 else 2)
-        store_float(base + 4 * k, value, (k * BLOCK >= first) & (k * BLOCK < tl.minimum(first + SPAN, n)))
+        store_float(base + APART * k, value, (k * BLOCK >= first) & (k * BLOCK < tl.minimum(first + SPAN, n)))
     else:
         i = within(first, lane, BLOCK)
-        store_float(base + 4 * (first // BLOCK) + i // BLOCK * 4, value, inside & (i % BLOCK == 0))
+        store_float(base + APART * (first // BLOCK) + i // BLOCK * APART, value, inside & (i % BLOCK == 0))
 
 
 @triton.jit
@@ -112,6 +112,12 @@ def spread(value, first, lane, BLOCK: tl.constexpr, SPAN: tl.constexpr):
 def tops_of_blocks(word, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     """``[NB]``: the largest of the integers ``word`` in each block, where none is longer than the tile."""
     return tl.max(tl.reshape(word, (SPAN // BLOCK, BLOCK)), 1)
+
+
+@triton.jit
+def least_of_blocks(x, inside, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """``[NB]``: the least of the numbers of each block that are inside, where none is longer than the tile; inf of none."""
+    return tl.min(tl.reshape(tl.where(inside, x, float("inf")), (SPAN // BLOCK, BLOCK)), 1)
 
 
 # ---- codes ----------------------------------------------------------------------------------------------------------

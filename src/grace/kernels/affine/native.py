@@ -1,0 +1,46 @@
+"""The bindings of the native kernels for codes between the least and the largest number of a block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from grace.compute import native
+from grace.compute.native import F, I, N, P, U
+from grace.errors import PayloadError
+from grace.kernels.affine import BAD_RANGE, affine_bytes
+from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+native.declare("encode_affine", P, P, P, N, N, N, P, N, I, I, U, U, U, I)
+native.declare("sum_affine", P, N, P, N, N, I, F, I, I)
+
+
+def encode_affine(
+    rows: Tensor, bits: int, block: int, rng: Stream | None, memory: Tensor | None = None, rest: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    key = (0, 0, 0) if rng is None else rng.native_key()
+    layout = _encode_layout(rows.shape[1], bits, block, rng is not None)
+    return encode(native.c.encode_affine, layout, rows, memory, rest, *key)
+
+
+def sum_affine(
+    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, *, add: bool = False
+) -> None:
+    if decode(native.c.sum_affine, _decode_layout(out.shape[1], bits, block), received, out, weight, add):
+        raise PayloadError(BAD_RANGE)
+
+
+@functools.lru_cache(LAYOUTS)
+def _encode_layout(n: int, bits: int, block: int, stochastic: bool) -> Layout:
+    return Layout(affine_bytes(n, bits, block), n, block, I(bits), I(stochastic))
+
+
+@functools.lru_cache(LAYOUTS)
+def _decode_layout(n: int, bits: int, block: int) -> Layout:
+    return Layout(affine_bytes(n, bits, block), n, block, I(bits))
