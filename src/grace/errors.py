@@ -1,8 +1,8 @@
 """Everything that Grace raises on purpose. Each class has its section in docs/concepts/errors.md.
 
 What runs but is hardly intended is a GraceWarning (UserWarning), on rank 0: OptimizerWarning, an optimizer with which a method
-diverges, or that a method must know and was not given; UncompressedWarning, a method that no tensor gets;
-DivergenceWarning, a training that drifts apart; ReplicasWarning, replicas that differed.
+diverges, or that a method must know and was not given; UncompressedWarning, a method that no tensor gets, or that saves
+nothing; DivergenceWarning, a training that drifts apart; ReplicasWarning, replicas that differed.
 
 ::
 
@@ -95,7 +95,7 @@ class OptimizerWarning(GraceWarning):
 
 
 class UncompressedWarning(GraceWarning):
-    """Nothing is compressed, although a method was asked for."""
+    """Nothing is compressed, or no less is sent than in bf16, although a method was asked for."""
 
 
 class DivergenceWarning(GraceWarning):

@@ -104,7 +104,8 @@ def attach(
 
     Warns (rank 0):
         OptimizerWarning: the method diverges with this optimizer, or has special needs and was not given the optimizer.
-        UncompressedWarning: no tensor of the model gets the method, or it goes between machines and there is one.
+        UncompressedWarning: no tensor of the model gets the method, it goes between machines and there is one, or it sends no
+            less than bf16 would.
 
     Warns (each rank):
         UnexchangedWarning: a parameter is trained, and its gradient not exchanged; at once, where that can be seen, or when an

@@ -130,7 +130,7 @@ class ShardedHandle(Choosing, Handle):
         knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter", **more}
         if axes:
             knobs.update({name: str(given) for name, given in (("shard", fast), ("weights", compressor))})
-        super().__init__(Steps(Session(like, policy, over, options, knobs=knobs)))
+        super().__init__(Steps(Session(like, policy, over, options, knobs=knobs, scatters=not self._replicated)))
         self._optimizer, self._given_transport = optimizer, transport
         self._beside: Transport | None = None  # where auto chooses: to the ranks that have the other shards
         self._passes = Passes(groups[0].device, self._end, self.stats.wait)
@@ -183,7 +183,8 @@ class ShardedHandle(Choosing, Handle):
         policy = resolve(policy, self._pieces.values(), like.keys(), scatters=True, fast=True)
         options = replace(self._session.options, check_replicas_every=0)
         over = transport_beside(self._groups[0].shards, transport)
-        session = Session(like, policy, over, options, knobs={"sharded": "reduce-scatter, then between replicas"})
+        knobs = {"sharded": "reduce-scatter, then between replicas"}
+        session = Session(like, policy, over, options, knobs=knobs, scatters=True)
         session.stats.overlaps = self._passes.overlaps
         return session
 

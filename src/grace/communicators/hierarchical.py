@@ -155,7 +155,7 @@ class Hierarchical(Method[HierarchicalState]):
         return self.method.traffic(part, self._placed(peer).on(BETWEEN))
 
     def uncompressed(self, plain: Method[Any]) -> Method[Any]:
-        """Averages over all workers, in one level."""
+        """The method ``plain``, over all workers, in one level."""
         return self.method.uncompressed(plain)
 
     def kinds(self, state: Any) -> Any:

@@ -53,9 +53,11 @@ class SIDCo(Method[Search]):
     Bias:
         biased; delta >= nnz/n, and at least the largest number is kept, so delta >= 1/n. Exact for equal magnitudes.
     Differs from the paper:
-        more stages keep fewer numbers of heavy-tailed gradients and more of light-tailed ones, so a rule with a fixed
-        sign fails for one of the two. Here M keeps its direction while that brings kept/wanted nearer to 1, and turns
-        back otherwise. M starts at 1 and differs between workers; it is saved with the state.
+        more stages keep fewer numbers of heavy-tailed gradients and more of light-tailed ones, and not always steadily,
+        so a rule with a fixed sign fails. Here a search tries one M after the other, each for a period, until kept/wanted
+        is within eps of 1. It keeps its direction while that brings kept/wanted nearer to 1, and tries the other side
+        otherwise. Where no M is good enough, it stays at the best one until that does worse by more than eps. M starts
+        at 1 and differs between workers; it is saved with the state.
     Example:
         >>> method("sidco:ratio=0.001,dist=gpareto,memory=none")
         SIDCo(ratio=0.001, dist='gpareto', first_ratio=0.25, eps=0.2, period=5, index='auto', values='float32')

@@ -20,6 +20,9 @@ from grace.registry.policy import SMALL, Policy
 from grace.run.groups import Group, form_groups, is_uncompressed
 from grace.run.options import Granularity, Options
 
+_DENSE = ("none", "bf16", "fp16")  # methods that are asked for as what others are compared with
+_FEW = 1 << 16  # numbers: less takes no time
+_LATE = 1 << 30  # a step: schedules have ended
 _COLUMNS = ("parameter", "shape", "method", "bytes", "share")
 
 
@@ -159,6 +162,61 @@ def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor], world: int)
 def _name_compressing(methods: Iterable[Method[Any] | str]) -> set[str]:
     """The methods that compress, as strings."""
     return {spell(method) for method in methods if isinstance(method, Method) and not is_uncompressed(method)}
+
+
+def warn_of_more_than_bf16(policy: Policy, tensors: Mapping[str, Tensor], world: int, scattered: bool = False) -> None:
+    """Warns if what a policy means to compress sends no less than the same in bf16, where that is known before the first step;
+    says why. Not of few numbers, which take no time; nor of rules that follow the step, and grids, where links differ.
+
+    ``scattered``: if tensors are rows ``[world, c]``, of which each worker learns its own mean.
+    """
+    if world < 2 or not policy.timeless or policy.axes(world):
+        return
+    methods = {name: policy.method_for(name, x, _LATE) for name, x in tensors.items()}
+    meant = {name: method for name, method in methods.items() if spell(method).partition(":")[0] not in _DENSE}
+    if not meant:
+        return
+    counted = methods if policy.method is not None else meant  # what own rules leave as it is was asked for
+    if sum(tensors[name].numel() for name in counted) < _FEW:
+        return
+
+    def send(names: Iterable[str], workers: int) -> int | None:
+        peer, total = Peer(0, workers, _LATE, steps_per_epoch=1), 0
+        for name in names:
+            x = tensors[name].to("meta")
+            traffic = (methods[name].scatter_traffic if scattered else methods[name].traffic)(x, peer)
+            if traffic is None:
+                return None
+            total += traffic.sent
+        return total
+
+    def send_bf16(names: Iterable[str], workers: int) -> int:
+        numbers = sum(tensors[name].numel() for name in names)
+        return math.ceil(ring_bytes(2 * numbers, workers) / (2 if scattered else 1))
+
+    sent, bf16 = send(counted, world), send_bf16(counted, world)
+    if sent is None or sent < bf16:
+        return
+    label = spell(next(iter(meant.values())))
+    alone, fewest = send(meant, world), None if scattered else send(meant, 2)
+    if alone is not None and alone < send_bf16(meant, world):
+        why = (
+            f"most of it is of tensors of at most one dimension, or of under {SMALL:,} numbers, which a bare method leaves as "
+            f'they are; to compress all: grace.Policy([("*", "{label}")])'
+        )
+    elif fewest is not None and fewest < send_bf16(meant, 2):
+        why = (
+            f"{label} gathers what every worker sends, which grows with their number, {world} here; take "
+            "communicator=scatterreduce, or a smaller ratio or fewer bits"
+        )
+    else:
+        why = f"{label} takes as many bytes for each number, or more: take a smaller ratio, fewer bits or a lower rank"
+    warnings.warn(
+        f"nothing is saved: a worker sends {sent:,} bytes in a step, and would send {bf16:,} in bf16: {why}. handle.plan() "
+        "shows each tensor",
+        UncompressedWarning,
+        stacklevel=stack_level(),
+    )
 
 
 def plan(

@@ -27,7 +27,7 @@ from grace.run.inputs import check_tensor, refuse_devices
 from grace.run.keeping import Keeping
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import warn_uncompressed
+from grace.run.plan import warn_of_more_than_bf16, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
@@ -92,6 +92,7 @@ class Session(Switching, Keeping):
         *,
         knobs: Mapping[str, object] | None = None,
         repairs: bool = False,
+        scatters: bool = False,
     ):
         if options.on_difference == "broadcast" and not repairs:
             raise ConfigurationError(_NO_REPAIR)
@@ -105,6 +106,7 @@ class Session(Switching, Keeping):
         self._device = None if device.type == "meta" else device
         self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
+        self._scatters = scatters
         self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
         policy = options.read(method)
         groups, group_policy = form_groups(self.like, policy, options)
@@ -130,6 +132,8 @@ class Session(Switching, Keeping):
                     transport.connect()
                 self.transport = describe(transport)
             self._warn_about(policy)
+            if self.rank == 0:
+                warn_of_more_than_bf16(policy, self.like, self.world, self._scatters)
         except BaseException:
             transport.close()
             raise

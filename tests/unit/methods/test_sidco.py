@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -153,13 +154,90 @@ def test_stages_move_once_a_period_and_only_outside_of_eps() -> None:
     assert (state.stages, state.steps) == (1, 2)
     state = method._next(state, 0.1)
     assert (state.stages, state.direction, state.steps) == (2, 1, 0)
-    for surplus in (0.05, 0.05, 0.05):  # worse: turns back
+    for surplus in (0.05, 0.05, 0.05):  # worse, but nothing is on the other side
         state = method._next(state, surplus)
-    assert (state.stages, state.direction) == (1, -1)
+    assert (state.stages, state.direction, state.best) == (3, 1, 1)
     for surplus in (1.1, 0.9, 1.0):
         state = method._next(state, surplus)
-    assert (state.stages, state.steps, state.surplus) == (1, 0, 0.0)
+    assert state == Search(3, 1)  # good: the search is over
     assert method._next(state, None) is state
+
+
+# ---- where a search ends ----------------------------------------------------------------------------------------------
+FIRST = Search()
+
+
+def settle(kept: list[float], start: Search = FIRST, eps: float = 0.2) -> Search:
+    """A search over stages that keep so much of what is wanted, two steps for each and some more."""
+    for _ in range(2 * len(kept) + 6):
+        start = start.follow(kept[start.stages - 1], len(kept), eps, 2)
+    return start
+
+
+def check_search(kept: list[float], start: Search = FIRST) -> None:
+    """It ends at the best number of stages, or at one within eps, and stays there."""
+    state, errors = settle(kept, start), [abs(math.log(each)) for each in kept]
+    assert abs(kept[state.stages - 1] - 1) <= 0.2 or errors[state.stages - 1] == min(errors)
+    assert settle(kept, state).stages == state.stages
+
+
+CURVES = [
+    [4.0, 0.32, 0.2, 0.9],  # a better one behind worse ones
+    [3.0, 2.0, 2.5, 2.2, 1.1],
+    [0.66, 0.11, 0.04],
+    [0.5, 0.25, 0.9, 0.3, 0.2],
+    [8.3],
+    [5.0, 4.0, 3.0, 2.0],
+]
+
+
+@pytest.mark.parametrize("kept", CURVES)
+def test_a_search_does_not_settle_where_others_do_better(kept: list[float]) -> None:
+    for start in range(1, len(kept) + 1):
+        for direction in (1, -1):
+            check_search(kept, Search(start, direction))
+
+
+def _turn_back(self: Search, most: int) -> Search:
+    return self._replace(stages=min(max(self.stages + self.direction, 1), most))
+
+
+def test_one_that_turns_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Search, "_move", _turn_back)
+    with pytest.raises(AssertionError):
+        check_search(CURVES[0])
+
+
+def cauchy(seed: int) -> Tensor:
+    gen = checks.generator(seed)
+    return torch.randn(N, generator=gen) / torch.randn(N, generator=gen)
+
+
+def lognormal(seed: int) -> Tensor:
+    return (2 * torch.randn(N, generator=checks.generator(seed))).exp()
+
+
+def pareto(seed: int) -> Tensor:
+    return torch.rand(N, generator=checks.generator(seed)).clamp_min(1e-7) ** -0.7 - 1
+
+
+def few(seed: int) -> Tensor:
+    return student(seed) * (torch.rand(N, generator=checks.generator(seed + 99)) < 0.05)
+
+
+@pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])
+@pytest.mark.parametrize("draw", [student, cauchy, lognormal, pareto, few])
+def test_heavy_tails_settle_where_they_do_best(dist: str, draw: Callable[[int], Tensor]) -> None:
+    a, ratio = draw(0).abs(), 0.001
+    found = [find_threshold(a, ratio, stages, dist, 0.25) for stages in range(1, most_stages(ratio, 0.25) + 1)]
+    check_search([int((a > (eta or 0.0)).sum()) / (ratio * N) for eta in found])
+
+
+def test_a_new_search_begins_when_the_best_does_worse() -> None:
+    state = settle([4.0, 0.6, 0.2])
+    assert state.stages == 2
+    assert settle([4.0, 0.55, 1.0], state).stages == 2, "hardly worse: nothing is tried again"
+    assert settle([4.0, 0.3, 1.0], state).stages == 3
 
 
 @pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])

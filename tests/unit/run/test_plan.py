@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 import grace
 from grace.errors import ConfigurationError
 from grace.run.options import Granularity, Options
-from grace.run.plan import ExchangePlan, plan, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan, warn_of_more_than_bf16, warn_uncompressed
 from grace.run.session import Session
 from tests.unit.networks import Loopback
 
@@ -102,6 +104,70 @@ def test_no_warning_where_none_was_meant_or_something_is_compressed() -> None:
         warnings.simplefilter("error")
         Session({"a": torch.zeros(8)}, "none", Loopback())
         Session({"a": torch.zeros(8)}, grace.Policy([grace.Rule("*", "none", until_step=9), ("*", "topk")]), Loopback())
+
+
+LARGE = {"w": torch.empty(300, 300, device="meta"), "b": torch.empty(300, device="meta")}
+OWN = grace.Policy([("w", "none"), ("b", "qsgd")])
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "why"),
+    [
+        ("topk:ratio=0.6", 2, r"topk:ratio=0\.6 takes as many bytes for each number, or more: take a smaller ratio"),
+        ("qsgd", 64, r"qsgd:bits=4 gathers what every worker sends, which grows with their number, 64 here"),
+        (grace.Policy([("*", "topk:ratio=0.6")]), 4, r"topk:ratio=0\.6 takes as many bytes"),
+    ],
+)
+def test_what_sends_no_less_than_bf16_is_warned_of(method: grace.Policy | str, world: int, why: str) -> None:
+    policy = grace.Policy.of(method)
+    with pytest.warns(
+        grace.UncompressedWarning, match=rf"nothing is saved: .* bytes in a step.* in bf16: {why}"
+    ) as found:
+        warn_of_more_than_bf16(policy, LARGE, world)
+    sent, bf16 = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", str(found[0].message))[:2])
+    assert sent == plan(LARGE, policy, world).sent_bytes
+    assert bf16 == pytest.approx(2 * 2 * (90_000 + 300) * (world - 1) / world, abs=1)
+
+
+def test_small_tensors_that_outweigh_what_is_compressed_are_named() -> None:
+    many = {f"b{k}": torch.empty(1000, device="meta") for k in range(99)} | {"w": torch.empty(32, 32, device="meta")}
+    with pytest.warns(grace.UncompressedWarning, match=r"which a bare method leaves as they are; to compress all"):
+        warn_of_more_than_bf16(grace.Policy.of("topk"), many, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "world"),
+    [
+        ("topk", 8), ("qsgd", 2), ("none", 8), ("bf16", 8), ("fp16", 8), (OWN, 8), ("topk:ratio=0.6", 1),
+        ("threshold", 8), ("topk:lossless=zlib", 8), ("topk:ratio=warmup(0.9->0.01, 9 epochs)", 8), ("topk:memory=ef21", 8),
+        ("topk:start=100", 8), (grace.Policy([grace.Rule("*", "qsgd", until_step=9), ("*", "none")]), 64),
+        ("qsgd:machine=8", 64),
+    ],
+)  # fmt: skip
+def test_what_saves_or_is_not_known_or_asked_for_is_not_warned_of(method: grace.Policy | str, world: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_more_than_bf16(grace.Policy.of(method), LARGE, world)
+
+
+def test_few_numbers_are_not_warned_of_and_rows_are_counted_as_they_are_scattered() -> None:
+    policy = grace.Policy([("*", "qsgd")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_more_than_bf16(grace.Policy.of("topk:ratio=0.6"), LIKE, 2)
+        warn_of_more_than_bf16(policy, {"w": torch.empty(64, 4096, device="meta")}, 64, scattered=True)
+    with pytest.warns(grace.UncompressedWarning, match="gathers"):
+        warn_of_more_than_bf16(policy, {"w": torch.empty(64, 4096, device="meta")}, 64)
+
+
+@pytest.mark.parametrize("scatters", [False, True])
+def test_a_session_asks_for_it_when_it_is_attached(monkeypatch: pytest.MonkeyPatch, scatters: bool) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("grace.run.session.warn_of_more_than_bf16", lambda *given: asked.append(given))
+    session = Session({"w": torch.zeros(300, 300)}, "topk", Loopback(), scatters=scatters)
+    assert [(list(like), world, rows) for _, like, world, rows in asked] == [(["w"], 1, scatters)]
+    session.switch("qsgd")
+    assert len(asked) == 1, "auto switches, and knows what it does"
 
 
 def test_an_empty_plan_prints() -> None:

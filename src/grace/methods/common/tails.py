@@ -21,33 +21,60 @@ LEAST = 5e-324  # below all of float32
 
 
 class Search(NamedTuple):
-    """How many stages, and how well they have done.
+    """How many stages, and how well those that were tried have done.
 
-    stages: M. direction: where M went last, +1 or -1. error: |log of kept/wanted| before it went.
-    steps, surplus: since then, and the sum of kept/wanted over them.
+    stages: M. direction: where M went last, +1 or -1. steps, surplus: since M changed or a period ended, and the sum of
+    kept/wanted over them. low, high: the least and the most stages that this search has tried, 0 before it begins; it
+    has tried all between. best, error: of those the stages with the least |log of kept/wanted|, and that.
     """
 
     stages: int = 1
     direction: int = 1
-    error: float = math.inf
     steps: int = 0
     surplus: float = 0.0
+    low: int = 0
+    high: int = 0
+    best: int = 0
+    error: float = math.inf
 
     def follow(self, surplus: float, most: int, eps: float, period: int) -> Search:
-        """After a step that kept ``surplus`` of what was wanted: at the end of a period outside of 1 +- eps, M moves, within
-        1 to ``most``.
+        """After a step that kept ``surplus`` of what was wanted. At the end of a period within 1 +- eps the search ends, and M
+        stays. Otherwise M becomes the next number from 1 to ``most`` that was not tried: in the direction of the last one if
+        that brought kept/wanted nearer to 1 than all before, else on the other side. Where all were tried it is the best, and
+        stays until that does worse by more than eps; then a new search begins.
         """
         steps, total = self.steps + 1, self.surplus + surplus
         if steps < period:
             return self._replace(steps=steps, surplus=total)
         average = total / steps
         if abs(average - 1) <= eps:
-            return self._replace(steps=0, surplus=0.0)
+            return Search(self.stages, self.direction)
         error = abs(math.log(average))
-        direction = self.direction if error <= self.error else -self.direction
-        if not 1 <= self.stages + direction <= most:
-            direction = -direction
-        return Search(min(max(self.stages + direction, 1), most), direction, error)
+        tried = self
+        if not self.high or (self._has_tried(most) and error > self.error + math.log1p(eps)):
+            tried = self._replace(low=self.stages, high=self.stages, best=0, error=math.inf)
+        if not self._has_tried(most) or tried is not self:
+            tried = tried._note(error)
+        return tried._move(most)._replace(steps=0, surplus=0.0)
+
+    def _has_tried(self, most: int) -> bool:
+        """True if no number of stages is left to try."""
+        return 0 < self.low <= 1 and self.high >= most
+
+    def _note(self, error: float) -> Search:
+        """After these stages were tried."""
+        low, high = min(self.low, self.stages), max(self.high, self.stages)
+        if error < self.error:
+            return self._replace(low=low, high=high, best=self.stages, error=error)
+        return self._replace(low=low, high=high, direction=-self.direction)
+
+    def _move(self, most: int) -> Search:
+        """The next stages, or where all were tried the best."""
+        down, up = self.low - 1, self.high + 1
+        if self._has_tried(most):
+            return self._replace(stages=min(self.best, most))
+        direction = -1 if up > most or (self.direction < 0 and down >= 1) else 1
+        return self._replace(stages=up if direction > 0 else down, direction=direction)
 
 
 def find_threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio: float) -> float | None:
