@@ -22,7 +22,7 @@ from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.many.triton import encoder_at
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import Run
-from tests.unit.kernels.compiled_ways import KERNELS
+from tests.unit.kernels.launched import read
 from tests.unit.kernels.triton_checks import interpreter, night
 
 __all__ = ["interpreter"]
@@ -223,7 +223,7 @@ def test_every_kernel_has_every_size_in_every_dtype() -> None:
         few = {kernel: len(some) for kernel, some in sizes.items() if len(some) < len(SIZES)}
         assert few == {}, dtype
         unused = {NARROWS} if dtype is torch.float32 else set[str]()
-        assert KERNELS.keys() - sizes.keys() - alone == ELSEWHERE.keys() | unused, dtype
+        assert read().ways.keys() - sizes.keys() - alone == ELSEWHERE.keys() | unused, dtype
 
 
 # ---- a mutant -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 import grace.kernels
-from tests.unit.kernels.compiled_ways import FLOATS, HELPERS, KERNELS, NARROW, NUMBERS, POINTERS, WORDS
+from tests.unit.kernels.launched import EITHER, NUMBER, OPTIONS, WORD, Way, cover, read
 
 TARGET = GPUTarget("cuda", 90, 32)
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
@@ -35,8 +35,8 @@ DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
 
 def kernels() -> dict[str, Any]:
-    """The kernels that are launched, by where they are: those that take a pointer and a grid, and no helpers."""
-    found = {}
+    """The kernels that can be launched, by where they are: those that take a place in a grid, and no other kernel calls."""
+    found, called = {}, set[int]()
     for package in ("grace.kernels", "grace.random"):
         modules = [f"{package}.triton"]
         if package == "grace.kernels":
@@ -49,52 +49,32 @@ def kernels() -> dict[str, Any]:
                 continue
             place = name.removeprefix("grace.").removesuffix(".triton")
             for key, value in vars(module).items():
-                if not isinstance(value, triton.JITFunction) or value.module != name:
-                    continue
-                if "tl.program_id" in value.src or "programs" in value.arg_names:
-                    found[f"{place}.{key}"] = value
-    for helper in HELPERS:
-        found.pop(helper, None)
-    return found
+                if isinstance(value, triton.JITFunction) and value.module == name:
+                    if "tl.program_id" in value.src or "programs" in value.arg_names:
+                        found[f"{place}.{key}"] = value
+                    names = re.findall(r"\b\w+(?=\()", value.src.partition("(")[2])
+                    called |= {id(value.fn.__globals__.get(name)) for name in names}
+    return {name: kernel for name, kernel in found.items() if id(kernel) not in called}
 
 
 def compiled(
-    kernel: Any, special: dict[str, str], constants: dict[str, Any], *,
-    fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
+    kernel: Any, way: Way, *, fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
     ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows
     but of those that are not specialised.
     """
-    signature, narrow = {}, numbers == "i32"
-    if constants.get("MANY"):
-        special = {"shrink": "*fp32", "least": "*i32", **special}
-    special = special | {name: value for name, value in constants.items() if isinstance(value, str)}
-    constants = {name: value for name, value in constants.items() if not isinstance(value, str)}
-    unseen = {name for name, value in constants.items() if value is None}
-    options = {name: value for name, value in constants.items() if name in ("num_warps", "maxnreg")}
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}
-    constants |= dict.fromkeys(ones, 1)
-    for name in kernel.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in unseen:  # see launching.launch
-            signature[name] = "*fp32"
-        elif name in special:
-            signature[name] = numbers if special[name] == "i64" else special[name]
-        elif name in FLOATS:
-            signature[name] = "fp32"
-        elif name in WORDS:
-            signature[name] = "i32"
-        elif name in NUMBERS:
-            signature[name] = numbers
-        else:
-            signature[name] = POINTERS.get(name, "*fp32")
+    types = {NUMBER: numbers, WORD: "i32"}
+    options = {name: value for name, value in way if name in OPTIONS}
+    given = {name: types.get(value, value) for name, value in way if name not in options} | dict.fromkeys(ones, 1)
+    constants = {name: value for name, value in given.items() if not isinstance(value, str)}
+    signature = {name: "constexpr" if name in constants else given[name] for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     kinds = ("*", "i32") if even else ("*",)
     known = [
-        name for name in kernel.arg_names if narrow and signature[name].startswith(kinds) and name not in opaque(kernel)
-    ]
+        name for name in kernel.arg_names
+        if numbers == "i32" and signature[name].startswith(kinds) and name not in opaque(kernel)
+    ]  # fmt: skip
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
     source = ASTSource(kernel, signature, places, attributes)
     return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
@@ -127,13 +107,15 @@ def opaque(kernel: Any) -> set[str]:
     return {kernel.arg_names[key] if isinstance(key, int) else key for key in kernel.do_not_specialize or ()}
 
 
-def ones_of(kernel: Any, special: dict[str, str], way: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def placed(way: Way, even: bool) -> Way:
+    """The way of a launch whose tensors lie at multiples of 16 bytes, or anywhere."""
+    return tuple((name, even if value == EITHER else value) for name, value in way)
+
+
+def ones_of(kernel: Any, way: Way) -> Iterator[tuple[str, ...]]:
     """Which integers of a launch may be 1, and so be known to the compiler: none, each, n with its block, and all."""
-    kinds = {**dict.fromkeys(NUMBERS, "i64"), **dict.fromkeys(FLOATS, "fp32"), **special}
-    integers = {name for name, kind in kinds.items() if kind in ("i32", "i64")}
-    free = integers - opaque(kernel) - set(way) | {
-        "block"
-    }  # which is n where n is less, also where it is a constant of the way
+    integers = {name for name, value in way if value == NUMBER}
+    free = integers - opaque(kernel) | {"block"}  # which is n where n is less, also where it is a constant of the way
     names = tuple(name for name in kernel.arg_names if name in free)
     return iter(dict.fromkeys([(), *((name,) for name in names), tuple(set(names) & {"n", "block"}), names]))
 
@@ -150,37 +132,36 @@ def _one_code(codes, out, W, TILE: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 def main() -> None:
-    """Prints {kernel: what is forbidden in it}, the kernels that no line of KERNELS names, and whether the rules would show a
-    fused product and a lost summand.
+    """Prints {kernel: what is forbidden in it}, the kernels that no test launches, and whether the rules would show a fused
+    product and a lost summand.
 
-    With the argument "first" each kernel is compiled in the first of its ways only, and few are assembled; with "ones" in all
-    ways, with 32-bit integers, each of which is 1 in turn.
+    With the argument "first" each kernel is compiled in the first of its ways only, and few are assembled; with "ones" in
+    ways that have all that any argument is, with 32-bit integers, each of which is 1 in turn.
     """
-    there, how = kernels(), sys.argv[1:]
+    there, known, how = kernels(), read(), sys.argv[1:]
     if how == ["first"]:
         assemble_what_may_be_lost()
     wrong: dict[str, list[str]] = {}
-    for name, (special, ways) in KERNELS.items():
-        kernel = there[name]
+    for name in there.keys() & known.ways.keys():
+        kernel, ways = there[name], [way for way, _ in known.ways[name]]
+        ways = [*(placed(way, True) for way in ways), placed(ways[0], False)]
         if how == ["ones"]:
-            jobs = [(way, ones) for way in ways for ones in ones_of(kernel, special, way)]
+            jobs = [(way, ones) for way in cover(ways[:-1], pairs=False) for ones in ones_of(kernel, way)]
             hits = {
                 f"{hit} where {ones} are 1"
                 for way, ones in jobs
                 for even in ((False,) if ones else (False, True))
-                for hit in faults(compiled(kernel, special, way, numbers="i32", ones=ones, even=even))
+                for hit in faults(compiled(kernel, way, numbers="i32", ones=ones, even=even))
             }
         else:
-            cases = [(special, way) for way in (ways[:1] if how else ways)]
-            if name in NARROW and not how:
-                for kind in ("*i16", "*fp16"):
-                    cases += [({**special, **dict.fromkeys(NARROW[name], kind)}, way) for way in ways[::2]]
-            hits = {hit for kinds, way in cases for hit in faults(compiled(kernel, kinds, way))}
+            hits = {hit for way in (ways[:1] if how else ways) for hit in faults(compiled(kernel, way))}
         if hits:
             wrong[name] = sorted(hits)
-    fused = compiled(there["kernels.sums._add_scaled"], {}, {"BFLOAT16": 0, "TILE": 1024}, fused=True)
-    lost = faults(compiled(_one_code, {"codes": "*u8"}, {"TILE": 1024}, numbers="i32"))
-    missing = sorted(set(there) ^ set(KERNELS))
+    sum_of_two = (("out", "*fp32"), ("x", "*fp32"), ("scale", "fp32"), ("n", NUMBER), ("BFLOAT16", 0), ("TILE", 1024))
+    fused = compiled(there["kernels.sums._add_scaled"], sum_of_two, fused=True)
+    codes = (("codes", "*u8"), ("out", "*fp32"), ("W", NUMBER), ("TILE", 1024))
+    lost = faults(compiled(_one_code, codes, numbers="i32"))
+    missing = sorted(there.keys() ^ known.ways.keys())
     json.dump({"wrong": wrong, "missing": missing, "fused": faults(fused), "lost": bool(lost)}, sys.stdout)
 
 

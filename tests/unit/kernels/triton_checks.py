@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grace.compute import backends
 from grace.errors import PayloadError
+from tests.unit.kernels import launched
 from tests.unit.kernels.native_checks import same_bits
 
 # What is too slow for `make test`, in the interpreter. A defect that is caught there: see tests/tiers.py.
@@ -26,13 +27,17 @@ CAUGHT = (AssertionError, pytest.fail.Exception, PayloadError)
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of this file run in Triton's interpreter, also on the CPU."""
+def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels of this file run in Triton's interpreter, also on the CPU; how they are launched is in the file of ways."""
     monkeypatch.setenv(backends.INTERPRETER, "1")
     for name, number in SELECTION.items():
         monkeypatch.setattr(f"grace.kernels.selection.tiles.triton.{name}", number)
     patch_once(monkeypatch)
     leave_out_what_has_no_effect(monkeypatch)
+    with launched.recorded() as launches:
+        yield
+    if request.node.get_closest_marker("night") is None:
+        launched.check(launched.name_of(request.node), launches)
 
 
 def let_agree(executor: Any, args: Sequence[Any]) -> None:

@@ -195,13 +195,13 @@ def _fill(table, row, tile, like, CLEAR: tl.constexpr, EVEN: tl.constexpr, TILE:
         tl.store(x + start + i, tl.full((TILE,), float("nan"), tl.float32).to(like.dtype.element_ty), i < n)
 
 
-@triton.jit(do_not_specialize=["stride", "W", "b", "count", "number"])
+@triton.jit(do_not_specialize=["stride", "W", "b", "count", "expected"])
 def _agree(
-    table, programs, like, wires, words, legal, kept, flags, headers, stride, W, b, count, number,
+    table, programs, like, wires, words, legal, kept, flags, headers, stride, W, b, count, expected,
     KEPT: tl.constexpr, CLEAR: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A program: a tile of one of a tensor's b rows. It reads what all W ranks say of the tensor; the first one leaves that in
-    ``flags [3, count]`` and ``headers [W, count]``. number: the header of what is finite.
+    ``flags [3, count]`` and ``headers [W, count]``. expected: the header of what is finite.
     """
     row, tile = tile_of(programs)
     task = row // b
@@ -212,7 +212,7 @@ def _agree(
     for begin in range(0, W, RANKS):
         rank = (begin + lane).to(tl.int64)
         header = tl.load((at + rank * stride).to(tl.pointer_type(tl.int32)), rank < W, 0)
-        other |= tl.where(rank < W, header ^ number, 0)
+        other |= tl.where(rank < W, header ^ expected, 0)
         tl.store(headers + rank * count + task, header, (rank < W) & first)
     finite = tl.max((other != 0).to(tl.int32), 0) == 0
     known = tl.max(((other >> 1) != 0).to(tl.int32), 0) == 0
