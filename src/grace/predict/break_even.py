@@ -22,21 +22,22 @@ def break_even(own: Callable[[Link], float], others: Callable[[Link], float], la
         Infinity if it is faster even on the fastest link, 400 Gbit/s; None if it is faster on none.
     """
 
-    def gains(rate: float) -> bool:
+    def gain(rate: float) -> float:
         there = Link(f"{rate:g}bit", rate, latency)
-        return own(there) < others(there)
+        return others(there) - own(there)
 
     rates: list[float] = [LEAST * math.pow(MOST / LEAST, k / (_STEPS - 1)) for k in range(_STEPS)]
-    if gains(rates[-1]):
+    if gain(rates[-1]) > 0:
         return math.inf
-    at = next((k for k in reversed(range(_STEPS - 1)) if gains(rates[k])), None)
+    at = next((k for k in reversed(range(_STEPS - 1)) if gain(rates[k]) > 0), None)
     if at is None:
         return None
     low, high = rates[at], rates[at + 1]
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if gains(middle) else (low, middle)
-    return low
+        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+    gained, lost = gain(low), gain(high)  # a straight line between them: the ends are near
+    return low + (high - low) * gained / (gained - lost)
 
 
 def speed_text(rate: float | None) -> str:
