@@ -30,7 +30,7 @@ def encode_affine(
     p = rows if memory is None else rows + memory
     finite = flag(p.isfinite().all())
     ranges = _ranges(p, q, block)  # [b, nb, 2]
-    least, step = (repeat_by_block(one, n, block) for one in ranges.unbind(2))
+    least, step = (repeat_by_block(each, n, block) for each in ranges.unbind(2))
     y = ((p - least) / torch.where(step > 0, step, 1.0)).clamp_(0, q).mul_(2.0**15).round_().to(torch.int32)
     half = 0x4000 if rng is None else 0x7FFF - (rng.lanes(rows.numel(), rows.device).view(rows.shape) >> 1)
     code = (y + half) >> 15
@@ -52,7 +52,7 @@ def sum_affine(
         reach = step * q
         legal = (least.abs() <= LARGEST) & (reach >= 0) & (reach <= WIDEST)
         refuse_unless(legal.all(), lambda: PayloadError(BAD_RANGE))
-        least, step = (repeat_by_block(one * weight, n, block) for one in (least, step))
+        least, step = (repeat_by_block(each * weight, n, block) for each in (least, step))
         out.add_(unpack(packed, bits, n).float().mul_(step).add_(least))
 
 

@@ -93,8 +93,8 @@ def _sum(
         legal = (tl.abs(least) <= 8.507059173023462e37) & (reach >= 0) & (reach <= 1.7014134571974606e38)
         wrong = tl.maximum(wrong, tl.max((legal == 0).to(tl.int32), 0))
         code, _good = load_codes(base + 8 * nb, first, lane, inside, code_width(n, BITS), BITS)
-        said = code.to(tl.float32) * spread(unit * weight, first, lane, block, TILE)
-        total += said + spread(least * weight, first, lane, block, TILE)
+        value = code.to(tl.float32) * spread(unit * weight, first, lane, block, TILE)
+        total += value + spread(least * weight, first, lane, block, TILE)
         base += stride
     mark_if(marks, wrong > 0)
     store_tile(out + lane, total, inside, full)
