@@ -212,7 +212,11 @@ def _launches_in(folder: Path) -> Iterator[tuple[str, Launch]]:
 
 def main(tests: list[str]) -> None:
     """Runs these tests, or all that run in the interpreter, and writes the file."""
-    files = [str(file) for file in ROOT.glob("tests/**/test_*.py") if "interpreter" in file.read_text(encoding="utf-8")]
+    files = [
+        str(file)
+        for file in ROOT.glob("tests/**/test_*.py")
+        if "interpreter" in file.read_text(encoding="utf-8") and file.name != "test_launched.py"  # which makes its own
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-m", "not night", *(tests or files)]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=ROOT, env={**os.environ, RECORD: folder}, check=True)
@@ -222,7 +226,16 @@ def main(tests: list[str]) -> None:
         records |= {
             (test, Launch(kernel, way)) for kernel, ways in read().ways.items() for way, test in ways if test not in ran
         }
-    FILE.write_text(write(derive(records)), encoding="utf-8")
+    derived = derive(records)
+    for kernel, ways in read().ways.items():
+        lost = (
+            set[tuple[str, str]]()
+            .union(*(_pairs(way) for way, _ in ways))
+            .difference(*(_pairs(way) for way, _ in derived.ways.get(kernel, [])))
+        )
+        if lost:
+            sys.stdout.write(f"{kernel}: no longer launched, unless by tests that did not run: {sorted(lost)}\n")
+    FILE.write_text(write(derived), encoding="utf-8")
 
 
 if __name__ == "__main__":
