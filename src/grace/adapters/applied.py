@@ -130,9 +130,8 @@ class Applied:
             self._searched = True
             for optimizer in living():
                 self._know(optimizer)
-        closed: set[str] = (
-            set()
-        )  # an optimizer evaluates a closure, and uses what comes of it; not what was there before
+        # An optimizer evaluates a closure, and uses what comes of it; not what was there before.
+        closed = set[str]()
         for optimizer in stepping():
             if optimizer not in self._wrappers:
                 closed |= self._held.by(optimizer).keys() - self._earlier.get(id(optimizer), set())

@@ -36,7 +36,7 @@ class MinMax(Fused):
     """Max-min quantization: equal steps from the least number of a block to the largest.
 
     ``C(x)_i = l + d R((x_i - l) / d)`` with ``q = 2^bits - 1``, ``l = min x`` and ``d = (max x - l) / q`` of the block
-    that holds i, where R rounds up or down at random, without bias, or to the nearest
+    that holds i, where R rounds up or down at random, without bias, or to the nearest.
 
     Args:
         bits: bits of a code, 2 to 8. CGX uses 4, Bagua 8.

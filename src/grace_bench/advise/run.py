@@ -16,9 +16,8 @@ from grace_bench import machine
 from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
 from grace_bench.advise.subject import AdvisedModel
 
-_FAR = (
-    2.0  # times what a step of the better of fp32 and bf16 leaves of the processor: a codec that takes more cannot pay
-)
+# Times what a step of the better of fp32 and bf16 leaves of the processor: a codec that takes more cannot pay.
+_FAR = 2.0
 _BUDGET = 0.4  # seconds: a method that has been timed at all, for every number of workers, is then timed no more
 _SHORT = 0.25  # seconds: the first exchange of a method also allocates its memory
 
