@@ -1,4 +1,4 @@
-"""A learner: what it holds of each fragment, what it owes, and how it answers the syncer. No network, no clock, no thread.
+"""A learner: the fragments that it holds, its error feedback, and its answers to the syncer. No network, no clock, no thread.
 
 Letters: Δ is how far the parameters have moved since the fragment came; e, float32, is what was not sent of it; the reference
 is the fragment as it came, float32.
@@ -21,9 +21,9 @@ from grace.decoupled.messages import (
     FromSyncer,
     Goodbye,
     Hello,
+    Progress,
     Pull,
     Refusal,
-    Report,
     Seed,
     Update,
     Welcome,
@@ -60,7 +60,7 @@ class LearnerStats:
 
 
 class _Fragment:
-    """What a learner knows of one fragment.
+    """The state of one fragment at its learner.
 
     names: its parameters. debt: e, None if nothing is owed. reference: None before the fragment has come. sent: contributions
     so far. unsaved: those of them that a death of the syncer would undo, by number; marks: theirs, and that of the one before.
@@ -98,7 +98,7 @@ class Learner:
         if type(tokens_per_step) is not int or tokens_per_step < 1:
             raise out_of_range("decoupled", "tokens_per_step", tokens_per_step, "a whole number >= 1")
         self.name, self.plan, self.tokens_per_step, self._start = name, plan, tokens_per_step, start
-        self.run, self._made = "", 0
+        self.run, self._made, self._gone = "", 0, False
         self.welcome = False  # whether the syncer has let it take part, and is there
         self.stats = LearnerStats()
         self._parameters = dict(parameters)
@@ -118,6 +118,7 @@ class Learner:
     def hello(self) -> Hello:
         """The first message over a new connection."""
         self.disconnected()
+        self._gone = False
         return Hello(self.name, self._start, self.run, [dict(f.marks) for f in self._fragments], self.plan)
 
     def disconnected(self) -> None:
@@ -139,6 +140,8 @@ class Learner:
             PayloadError: it is not such as a syncer sends. The fragment that it was for counts as not there: say hello again.
             AgreementError: the syncer refuses this learner.
         """
+        if self._gone:
+            return []
         if isinstance(message, Refusal):
             self.disconnected()
             kind = PayloadError if message.again else AgreementError
@@ -156,11 +159,14 @@ class Learner:
 
     def goodbye(self) -> list[FromLearner]:
         """Says that the learner goes for good; what it owes is written off."""
-        return [Goodbye()] if self.welcome else []
+        answer: list[FromLearner] = [Goodbye()] if self.welcome else []
+        self.disconnected()
+        self._gone = True
+        return answer
 
-    def _report(self, seconds: float) -> Report:
+    def _report(self, seconds: float) -> Progress:
         serials = [fragment.serial for fragment in self._fragments]
-        return Report(self.stats.steps, seconds, serials, [0 if f.returning else f.steps for f in self._fragments])
+        return Progress(self.stats.steps, seconds, serials, [0 if f.returning else f.steps for f in self._fragments])
 
     # ---- it comes, or comes back ------------------------------------------------------------------------------------
     def _welcome(self, message: Welcome) -> list[FromLearner]:
@@ -190,7 +196,7 @@ class Learner:
         ]
 
     def _take_back(self, fragment: _Fragment, received: int) -> None:
-        """What was sent and does not count is owed again."""
+        """Adds what was sent, and does not count, to what is owed."""
         for number in range(received + 1, fragment.sent + 1):
             if (wires := fragment.unsaved.pop(number, None)) is None:
                 self.stats.lost += 1

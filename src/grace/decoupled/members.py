@@ -1,4 +1,4 @@
-"""What a syncer knows of each learner."""
+"""The state of each learner at the syncer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inbox:
 
 @dataclass(slots=True)
 class Share:
-    """What a syncer knows of one fragment of one learner.
+    """The state of one fragment of one learner, at the syncer.
 
     received: contributions that count; mark: of the last; saved: those of them that are in a checkpoint; saving: those that
     are in the one which is being written. debt: the norm of what it owed, as it said. inbox: None if there is nothing. held:
@@ -94,7 +94,7 @@ class Member:
         return math.hypot(*(share.debt for share in self.shares))
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a connection."""
+        """The part that outlives a connection."""
         return {
             "known": self.known,
             "shares": [

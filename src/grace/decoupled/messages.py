@@ -1,4 +1,4 @@
-"""What learners and syncer tell each other. Whoever receives a message checks what it says."""
+"""Messages between learners and syncer. Whoever receives one checks its numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Seed:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Progress:
     """A learner has made a step.
 
     step: how many there were. seconds: what one takes. serials, steps: for each fragment the last update that has come, and
@@ -120,5 +120,5 @@ class Refusal:
     again: bool = False
 
 
-FromLearner: TypeAlias = "Hello | Seed | Report | Contribution | Goodbye"
+FromLearner: TypeAlias = "Hello | Seed | Progress | Contribution | Goodbye"
 FromSyncer: TypeAlias = "Welcome | Pull | Update | Refusal"

@@ -1,4 +1,4 @@
-"""What learners and syncer must have in common: parameters, how they are cut into fragments, codecs and the schedule."""
+"""The settings that learners and syncer must have in common: parameters, fragments, codecs and schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What learners and syncer must have in common.
+    """The settings that learners and syncer must have in common.
 
     names, shapes: of the parameters, in the model's order. plain: those that are averaged plainly, such as embeddings.
     fragments: for each fragment the places of its parameters. every: H, steps after which a fragment is due again. overlap:

@@ -31,9 +31,9 @@ from grace.decoupled.messages import (
     FromSyncer,
     Goodbye,
     Hello,
+    Progress,
     Pull,
     Refusal,
-    Report,
     Seed,
     Update,
     Welcome,
@@ -91,27 +91,30 @@ class Syncer:
         A learner that must not take part gets a :class:`Refusal`, after which its connection is to be closed.
         """
         try:
-            if isinstance(message, Hello):
-                return self._hello(link, message, now)
-            name = self._links.get(link)
-            if name is None:
-                raise PayloadError(f"a {type(message).__name__} before any Hello")
-            member = self.members[name]
-            member.heard = max(member.heard, now)
-            if isinstance(message, Seed):
-                return self._seed(member, message)
-            if isinstance(message, Report):
-                self._report(member, message)
-                return self._catch_up(member) + self.tick(now)
-            if isinstance(message, Contribution):
-                return self._contribution(member, message) + self.tick(now)
-            assert isinstance(message, Goodbye)
-            sent = self.left(link, now)
-            self._write_off(member)
-            return sent
+            return self._take(link, message, now)
         except (PayloadError, AgreementError) as error:
             self.stats.refused += 1
             return [(link, Refusal(str(error), again=not isinstance(error, AgreementError))), *self.left(link, now)]
+
+    def _take(self, link: int, message: FromLearner, now: float) -> Sent:
+        if isinstance(message, Hello):
+            return self._hello(link, message, now)
+        name = self._links.get(link)
+        if name is None:
+            raise PayloadError(f"a {type(message).__name__} before any Hello")
+        member = self.members[name]
+        member.heard = max(member.heard, now)
+        if isinstance(message, Seed):
+            return self._seed(member, message)
+        if isinstance(message, Progress):
+            self._report(member, message)
+            return self._catch_up(member) + self.tick(now)
+        if isinstance(message, Contribution):
+            return self._contribution(member, message) + self.tick(now)
+        assert isinstance(message, Goodbye)
+        sent = self.left(link, now)
+        self._write_off(member)
+        return sent
 
     def left(self, link: int, now: float) -> Sent:
         """A connection is gone."""
@@ -294,7 +297,7 @@ class Syncer:
         return [(member.link, Update(fragment, share.serial, full, saved, wires))]
 
     def _catch_up(self, member: Member) -> Sent:
-        """What a learner has missed while an earlier update was on its way."""
+        """Sends what a learner has missed while an earlier update was on its way."""
         sent: Sent = []
         for fragment, share in enumerate(member.shares):
             if share.behind and share.current:
@@ -308,7 +311,7 @@ class Syncer:
         return [x - h for x, h in zip(theta, share.held or theta, strict=True)]
 
     # ---- up ---------------------------------------------------------------------------------------------------------
-    def _report(self, member: Member, report: Report) -> None:
+    def _report(self, member: Member, report: Progress) -> None:
         if len(report.serials) != len(self._rounds) or len(report.steps) != len(self._rounds):
             raise PayloadError(f"learner {member.name!r} reports {len(report.steps)} fragments of {len(self._rounds)}")
         if not 0 <= report.seconds < _BUSY or not 0 <= report.step <= _MOST_WORK:
