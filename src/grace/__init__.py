@@ -11,8 +11,10 @@ from grace.adapters.attach import attach
 from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from grace.adapters.doors import register_door
 from grace.adapters.handle import Handle
-from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.momentum import momentum_in_memory
+from grace.adapters.outer.door import LocalSteps as LocalSteps
+from grace.adapters.outer.door import local, outer
+from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.auto.settings import Auto
 from grace.collectives import Traffic
@@ -65,10 +67,10 @@ __all__ = [
     "Handle",
     "Lent",
     "Loan",
-    "LocalSteps",
     "Method",
     "Needs",
     "OptimizerWarning",
+    "OuterLoop",
     "Peer",
     "Policy",
     "Rule",
@@ -89,6 +91,7 @@ __all__ = [
     "method",
     "methods",
     "momentum_in_memory",
+    "outer",
     "pack",
     "quantize",
     "register",

@@ -45,7 +45,7 @@ from grace.transports.traced import Tracer
 T = TypeVar("T")
 _NO_REPAIR = (
     "on_difference='broadcast' copies the parameters and the optimizer's state, which are not known here; legal: 'error'. "
-    "grace.attach(..., optimizer=...), grace.DistributedOptimizer and grace.local know them"
+    "grace.attach(..., optimizer=...), grace.DistributedOptimizer, grace.outer and grace.local know them"
 )
 
 
