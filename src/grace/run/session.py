@@ -376,11 +376,12 @@ class Session(Switching, Keeping):
             self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
 
-    def replayed(self) -> None:
+    def replayed(self, applied: bool = True) -> None:
         """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`."""
         with self.turn():
-            self.worker.replayed()
+            self.worker.replayed(applied)
             self.count_step()
+            self.stats.dropped += not applied
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         """Where the last step has found that replicas differ, and they are to be repaired, gives all ranks what most of them
