@@ -12,8 +12,7 @@ from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state
 from grace.adapters.doors import register_door
 from grace.adapters.handle import Handle
 from grace.adapters.momentum import momentum_in_memory
-from grace.adapters.outer.door import LocalSteps as LocalSteps
-from grace.adapters.outer.door import local, outer
+from grace.adapters.outer.door import LocalSteps, local, outer
 from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.auto.settings import Auto
@@ -67,6 +66,7 @@ __all__ = [
     "Handle",
     "Lent",
     "Loan",
+    "LocalSteps",
     "Method",
     "Needs",
     "OptimizerWarning",

@@ -86,7 +86,7 @@ def test_the_same_script_gives_the_same_bits_under_both(tmp_path: Path) -> None:
     assert len(re.findall("^ddp|^local", under_mpi, re.MULTILINE)) == 8
     assert "<DDPHandle rank 1 of 2 over gloo (the model's process group)" in under_torchrun
     assert "<DDPHandle rank 1 of 2 over mpi (asked for)" in under_mpi
-    assert "<OuterLoop rank 0 of 2 over gloo (torch.distributed is initialized), every 2 steps" in under_mpi
+    assert "<LocalSteps rank 0 of 2 over gloo (torch.distributed is initialized), every 2 steps" in under_mpi
     assert "refused: transport alone (asked for): rank and world (0, 1) are not those of the model's group" in under_mpi
     assert {"LOCAL_RANK 0", "LOCAL_RANK 1"} <= set(under_mpi.splitlines())
 

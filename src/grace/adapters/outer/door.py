@@ -11,7 +11,9 @@ from grace.adapters.outer.presets import OuterMethod, OuterSettings, read_outer
 from grace.run.options import OnDifference, Options
 from grace.transports.base import Transport
 
-LocalSteps = OuterLoop  # the name of the handle when local steps were the only outer loop
+
+class LocalSteps(OuterLoop):
+    """Local steps at work on one model and its optimizer: the outer loop that :func:`local` makes."""
 
 
 def outer(
@@ -135,7 +137,7 @@ def local(
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
     transport: str | Transport | None = "auto",
-) -> OuterLoop:
+) -> LocalSteps:
     """From now on each rank makes ``every`` steps of its own, then the ranks exchange what has changed. All call it alike.
 
     It starts with rank 0's parameters on all ranks. Buffers, such as the running averages of BatchNorm, and the state of
@@ -177,4 +179,6 @@ def local(
         on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
     )  # fmt: skip
     settings = OuterSettings(every=every, warmup_steps=warmup_steps)
-    return OuterLoop(model, optimizer, method, options, settings, automatic=automatic, group=group, transport=transport)
+    return LocalSteps(
+        model, optimizer, method, options, settings, automatic=automatic, group=group, transport=transport
+    )

@@ -464,7 +464,7 @@ class OuterLoop(Choosing):
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.world} over {self.transport}"
-        return f"<OuterLoop {where}, every {self.settings.every} steps: {self._session.policy}>"
+        return f"<{type(self).__name__} {where}, every {self.settings.every} steps: {self._session.policy}>"
 
 
 def _refuse_votes(policy: Policy, like: Mapping[str, Tensor]) -> None:

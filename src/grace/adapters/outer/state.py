@@ -39,8 +39,8 @@ class OuterState:
             self.theta[name].copy_(p.detach())
 
     def delta(self, name: str, p: Tensor, out: Tensor) -> Tensor:
-        """The pseudo-gradient of a replica, of any shape, into ``out``: theta, rounded as the parameter is, minus the parameter. So moves
-        that are smaller than a rounding of the parameter add up in theta.
+        """The pseudo-gradient of a replica p, of any shape, into ``out``: theta, rounded as p is, minus p. So moves that are
+        smaller than a rounding of the parameter add up in theta.
         """
         theta = self.theta[name].to(p.device)
         start = theta if theta.dtype == p.dtype else theta.to(p.dtype).to(theta.dtype)
