@@ -57,6 +57,11 @@ class OuterAlgorithm(Algorithm):
         return self._read[0]
 
     @property
+    def method(self) -> OuterMethod:
+        """What compresses the pseudo-gradients."""
+        return self._read[1]
+
+    @property
     def period(self) -> int:  # type: ignore[override]
         return self.settings.every
 
