@@ -87,9 +87,9 @@ class Attached(Contender):
     def explain(self) -> Explanation:
         """What ``auto`` has chosen."""
         assert isinstance(self.handle, Choosing)
-        found = self.handle.explain()
-        assert isinstance(found, Explanation)
-        return found
+        explained = self.handle.explain()
+        assert isinstance(explained, Explanation)
+        return explained
 
 
 # ---- workers --------------------------------------------------------------------------------------------------------
@@ -205,11 +205,11 @@ def _ended() -> Iterator[list[subprocess.Popen[str]]]:
     try:
         yield started
     finally:
-        for one in started:
-            if one.poll() is None:
-                one.kill()
-            one.wait()
-            for pipe in (one.stdin, one.stdout):
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
 

@@ -79,21 +79,23 @@ def work(options: argparse.Namespace) -> None:
         transport.all_gather_text("", seconds=60.0)
     if shared.why:
         raise SystemExit(shared.why)
-    found = measure({"gloo": gloo, "shared": shared}, [int(size) for size in options.sizes.split(",")], options.rounds)
+    measured = measure(
+        {"gloo": gloo, "shared": shared}, [int(size) for size in options.sizes.split(",")], options.rounds
+    )
     if dist.get_rank() == 0:
-        Path(options.out).write_text(json.dumps(found, indent=1))
+        Path(options.out).write_text(json.dumps(measured, indent=1))
     contenders.end()
 
 
-def rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def rows(measured: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The table's lines."""
     lines = []
-    for one in found:
-        gloo, shared = one["samples"]["gloo"], one["samples"]["shared"]
+    for row in measured:
+        gloo, shared = row["samples"]["gloo"], row["samples"]["shared"]
         ratios = [s[0] / g[0] for s, g in zip(shared, gloo, strict=True)]
         wall = [spread([1e3 * sample[0] for sample in samples], 3) for samples in (gloo, shared)]
         cpu = [spread([1e3 * sample[1] for sample in samples], 3) for samples in (gloo, shared)]
-        lines.append([one["kind"], str(one["size"]), *wall, spread(ratios, 2), *cpu])
+        lines.append([row["kind"], str(row["size"]), *wall, spread(ratios, 2), *cpu])
     return lines
 
 
@@ -111,9 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work(options)
     around = contenders.Surroundings()
     contenders.start("benchmarks.hop", "none", options.workers)
-    found = json.loads(Path(options.out).read_text())
-    Path(options.out).write_text(json.dumps({**around.as_dict(), "found": found}, indent=1))
-    table = contenders.markdown(HEADS, rows(found))
+    measured = json.loads(Path(options.out).read_text())
+    Path(options.out).write_text(json.dumps({**around.as_dict(), "found": measured}, indent=1))
+    table = contenders.markdown(HEADS, rows(measured))
     sys.stdout.write(
         f"{options.workers} workers, slots of {options.slot} KiB, {options.rounds} rounds; {around}\n\n{table}\n"
     )

@@ -79,7 +79,7 @@ def measured(paths: Sequence[Path]) -> Noise:
     noise: list[float] = []
     for path in paths:
         for trial in json.loads(path.read_text())["auto"]["trials"]:
-            logs = [math.log(theirs / mine) for mine, theirs in trial["pairs"]]
+            logs = [math.log(dense / own) for own, dense in trial["pairs"]]
             if len(logs) >= LEAST:  # the mean has taken a part of it
                 middle, scale = statistics.mean(logs), math.sqrt(len(logs) / (len(logs) - 1))
                 noise += [scale * (value - middle) for value in logs]

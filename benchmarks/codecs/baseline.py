@@ -45,8 +45,8 @@ class Comparison:
 
     def slower(self, percent: float = 0.0) -> list[Change]:
         """What is slower beyond the spread, and by more than so many percent; the worst first."""
-        found = [change for change in self.changes if change.verdict == "slower" and change.percent > percent]
-        return sorted(found, key=lambda change: -change.factor)
+        changes = [change for change in self.changes if change.verdict == "slower" and change.percent > percent]
+        return sorted(changes, key=lambda change: -change.factor)
 
     def faster(self) -> list[Change]:
         """What is faster beyond the spread, the best first."""
@@ -74,8 +74,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"baseline {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"baseline {path} is not JSON: {error}") from error
-    found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else None
-    if found != (SCHEMA, VERSION):
+    form = (document.get("schema"), document.get("version")) if isinstance(document, dict) else None
+    if form != (SCHEMA, VERSION):
         raise ConfigurationError(
             f"baseline {path} is not a {SCHEMA} document of version {VERSION}; python -m benchmarks.codecs --out DIR "
             "writes one, DIR/codecs.json"

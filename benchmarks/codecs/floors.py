@@ -69,11 +69,11 @@ def measure(clock: Clock, buffers: Buffers, threads: int, samples: int) -> Floor
     return Floors(byte, _least(looping[loop]) / _CHAIN / _LATENCY, seconds, threads)
 
 
-def _median(found: CaseSamples | float) -> float:
-    return statistics.median(found.seconds) if isinstance(found, CaseSamples) else found
+def _median(timing: CaseSamples | float) -> float:
+    return statistics.median(timing.seconds) if isinstance(timing, CaseSamples) else timing
 
 
-def _least(found: CaseSamples | float) -> float:
+def _least(timing: CaseSamples | float) -> float:
     """A chain never takes less than its cycles, and more only where somebody else computes."""
-    seconds: Sequence[float] = found.seconds if isinstance(found, CaseSamples) else [found]
+    seconds: Sequence[float] = timing.seconds if isinstance(timing, CaseSamples) else [timing]
     return min(seconds)

@@ -97,7 +97,7 @@ def measure(n: int, samples: int, clock: Clock | None = None) -> list[list[str]]
             **clock.measure(cached, [cached, calls], samples, cold=False),
             **clock.measure(large.add(), [whole], samples, cold=True),
         }
-        seconds = {case: min(found.seconds) for case, found in timed.items() if isinstance(found, CaseSamples)}
+        seconds = {case: min(timing.seconds) for case, timing in timed.items() if isinstance(timing, CaseSamples)}
         arithmetic = (seconds[cached] - seconds[calls]) / (CACHED - FEW)
         out.append(row(passes, here, arithmetic, seconds[whole] / n))
     return out

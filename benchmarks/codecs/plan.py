@@ -38,12 +38,12 @@ class BoardPlan(CodecPlan):
         jobs = CodecPlan.jobs(self, size, threads)  # with slots, a dataclass is another class than the one of this body
         parts = (PARTS, often * (0.8 + 0.15 * millions) if size >= COLD else 0.0)
         rivalry = min(1.5 * millions, 2.5 * self.budget + 0.2 * millions) + often * (0.2 + 0.04 * millions)
-        found = [
+        later = [
             (name, rivalry if _has_goal(name) else seconds)  # the most of it for what it is compared with
             for name, seconds in jobs
             if name != YARDSTICKS and self.covers(name, size, threads)
         ]
-        return [jobs[0], parts, *found]
+        return [jobs[0], parts, *later]
 
 
 name_owner(BoardPlan, "codecs")

@@ -36,7 +36,7 @@ def row(
     reached = [
         judge_goal(goal, units[goal.unit], threads, _limit(goal, here)) for goal in goals if goal.kernels is None
     ]
-    first = next((found["goal"] for found in reached if found["unit"] == RATIO), None)
+    first = next((goal["goal"] for goal in reached if goal["unit"] == RATIO), None)
     return {**summarize(operation, timing), "goal": first, "goals": reached, "others": []}
 
 
@@ -71,15 +71,15 @@ def _limit(goal: Goal, here: Floors | None) -> tuple[float, str] | None:
 
 def judge_goal(goal: Goal, values: Sequence[float], threads: int, at_least: tuple[float, str] | None = None) -> Row:
     """A goal, and what was reached. ``at_least``: what it is on this machine, and which floor that is."""
-    found = quartiles(values)
+    spread = quartiles(values)
     limit, binds = at_least or (goal.limit(threads), None)
     return {
         **_target(goal, limit),
         "binds": binds,
-        "value": short(found["median"]),
-        "low": short(found["low"]),
-        "high": short(found["high"]),
-        "met": found["median"] <= limit,
+        "value": short(spread["median"]),
+        "low": short(spread["low"]),
+        "high": short(spread["high"]),
+        "met": spread["median"] <= limit,
     }
 
 

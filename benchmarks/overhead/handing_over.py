@@ -80,7 +80,7 @@ def hand_over(host: Host, samples: int, numbers: int) -> list[dict[str, Any]]:
     clock = _Clock()
     handover = Handover(["gradient"], [(numbers,)], ["float32"], "none", transport=clock)
     x, target = torch.rand(numbers), torch.zeros(numbers)
-    mine = [host.give(x.numpy())]
+    arrays = [host.give(x.numpy())]
     step = host.compile(lambda gradients: (host.now(), host.call(handover.mean, gradients)))
     there, back, faults = [], [], []
     for sample in range(_WARM + samples):
@@ -88,8 +88,8 @@ def hand_over(host: Host, samples: int, numbers: int) -> list[dict[str, Any]]:
         target.copy_(x)
         copied = time.perf_counter() - start
         faulted, called = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.time()
-        came, mine = step(mine)
-        host.wait(mine)
+        came, arrays = step(arrays)
+        host.wait(arrays)
         end = time.time()
         if sample >= _WARM:
             begin = max(called, BEGUN + float(came))

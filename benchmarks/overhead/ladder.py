@@ -62,13 +62,13 @@ def measure(samples: int) -> list[dict[str, Any]]:
 
 def make_row(operation: str, values: list[float], unit: str, goal: float) -> dict[str, Any]:
     """What was measured, as its median and quartiles."""
-    found = quartiles(values)
+    spread = quartiles(values)
     return {
         "operation": operation,
-        "value": found["median"],
+        "value": spread["median"],
         "unit": unit,
-        "low": found["low"],
-        "high": found["high"],
+        "low": spread["low"],
+        "high": spread["high"],
         "goal": goal,
         "samples": len(values),
     }

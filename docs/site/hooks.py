@@ -110,16 +110,16 @@ def source(uri: str) -> Path | None:
 
 def sources(files: Files) -> list[Path]:
     """The files of all pages that were read."""
-    found = (source(file.src_uri) for file in files if file.src_uri.endswith(".md"))
-    return [path for path in found if path is not None]
+    paths = (source(file.src_uri) for file in files if file.src_uri.endswith(".md"))
+    return [path for path in paths if path is not None]
 
 
 def outside(path: Path) -> list[Path]:
     """The files outside docs/ that a page links to."""
-    found = [
+    targets = [
         _target(path, link[1]) for part in _prose(path.read_text(encoding="utf-8")) for link in LINK.finditer(part)
     ]
-    return [target for target in found if not _in_site(target)]
+    return [target for target in targets if not _in_site(target)]
 
 
 def translate(text: str, path: Path, uri: str) -> str:
@@ -207,8 +207,8 @@ def api_pages() -> dict[str, tuple[str, str]]:
     for key, (title, names) in groups.items():
         text = "Everything here is in `grace`: `grace." + names[0] + "`.\n\n"
         for name in names:
-            found = places[name]
-            text += f"::: {found.__module__}.{getattr(found, '__qualname__', name)}\n\n"
+            target = places[name]
+            text += f"::: {target.__module__}.{getattr(target, '__qualname__', name)}\n\n"
         if key == "errors":
             text += "::: grace.errors\n    options:\n      show_root_heading: false\n      filters: ['Error$', 'Mismatch$']\n"
         pages[f"reference/api/{key}.md"] = (title, text)

@@ -37,7 +37,7 @@ class Axis:
 
     def part(self, value: float) -> float:
         """Where this value is, from 0 to 1."""
-        low, high, at = (self._bend(one) for one in (self.least, self.most, value))
+        low, high, at = (self._bend(number) for number in (self.least, self.most, value))
         return (at - low) / (high - low)
 
     def _bend(self, value: float) -> float:
@@ -130,8 +130,8 @@ _RANGE = ("", "_low", "_high")
 def _scale(plot: Spec, axis: str) -> Spec:
     """The scale of an axis, from the first layer that has one."""
     for layer in plot["layer"]:
-        if "scale" in (said := layer["encoding"].get(axis, {})):
-            return dict(said["scale"])
+        if "scale" in (channel := layer["encoding"].get(axis, {})):
+            return dict(channel["scale"])
     return {}
 
 
@@ -292,8 +292,8 @@ def _around(x: float, y: float, long: float) -> Iterable[Box]:
                 yield left, top, left + long, top + _LINE
 
 
-def _touch(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _touch(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def _look(row: Row) -> Row:

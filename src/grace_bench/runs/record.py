@@ -130,7 +130,7 @@ def _find_compressed(
     if config.kind == "baseline":
         return []
     if wanted(config.method) is not None:
-        methods = {name: one["method"] for one in (auto or {}).get("buckets", ()) for name in one["tensors"]}
+        methods = {name: bucket["method"] for bucket in (auto or {}).get("buckets", ()) for name in bucket["tensors"]}
         return [
             p
             for name, p in trained.items()

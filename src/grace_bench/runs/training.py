@@ -252,9 +252,9 @@ class Training:
         Raises:
             AgreementError: they do not.
         """
-        mine = digest(model.parameters())
-        assert mine is not None
-        digests = TorchDistributed().run(AllGather(mine)).tolist()
+        own_digest = digest(model.parameters())
+        assert own_digest is not None
+        digests = TorchDistributed().run(AllGather(own_digest)).tolist()
         differ = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if differ:
             raise AgreementError(f"after {self.steps} steps the parameters of ranks {differ} are not those of rank 0")

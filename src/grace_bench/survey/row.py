@@ -106,6 +106,6 @@ def decode_row(text: bytes | str) -> SurveyRow:
     return row
 
 
-def same_run(one: SurveyRow, other: SurveyRow) -> bool:
+def same_run(row: SurveyRow, other: SurveyRow) -> bool:
     """True if two rows say the same, up to the processor time that they took."""
-    return msgspec.structs.replace(one, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)
+    return msgspec.structs.replace(row, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)

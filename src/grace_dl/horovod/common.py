@@ -178,17 +178,17 @@ def broadcast(tensor: Tensor, root_rank: int) -> Tensor:
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, **knobs: Any) -> Any:
     """The root's object, pickled. Only what the job's own workers sent is unpickled."""
-    mine = _pickle(obj) if rank() == root_rank else torch.zeros(0, dtype=torch.uint8, device="cpu")
-    count = int(broadcast(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"), root_rank))
-    raw = mine if rank() == root_rank else torch.zeros(count, dtype=torch.uint8, device="cpu")
+    pickled = _pickle(obj) if rank() == root_rank else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    count = int(broadcast(torch.tensor([pickled.numel()], dtype=torch.int64, device="cpu"), root_rank))
+    raw = pickled if rank() == root_rank else torch.zeros(count, dtype=torch.uint8, device="cpu")
     return _unpickle(broadcast(raw, root_rank))
 
 
 def allgather_object(obj: Any, name: str | None = None, **knobs: Any) -> list[Any]:
     """Everyone's objects, pickled."""
-    mine = _pickle(obj)
-    sizes = run(AllGather(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"))).view(-1).tolist()
-    return [_unpickle(raw) for raw in allgather(mine).split_with_sizes(sizes)]
+    pickled = _pickle(obj)
+    sizes = run(AllGather(torch.tensor([pickled.numel()], dtype=torch.int64, device="cpu"))).view(-1).tolist()
+    return [_unpickle(raw) for raw in allgather(pickled).split_with_sizes(sizes)]
 
 
 def _pickle(value: Any) -> Tensor:

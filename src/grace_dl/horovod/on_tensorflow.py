@@ -38,7 +38,7 @@ class DistributedGradientTape:
     """
 
     def __init__(self, gradtape: Any, *args: Any, grace: Any = None, compression: Any = None, **knobs: Any):
-        grace = next((one for one in args if isinstance(one, Communicator)), grace)
+        grace = next((argument for argument in args if isinstance(argument, Communicator)), grace)
         self._tape, self._grc, self._compression = gradtape, grace, compression
 
     @keep_python
