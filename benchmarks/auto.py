@@ -48,7 +48,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 @dataclass
 class Phase:
-    """What happened while nothing changed. steps: of ``auto``, seconds. turns: of fp32 and bf16. first: step of the first."""
+    """Events while nothing changed. steps: of ``auto``, seconds. turns: of fp32 and bf16. first: step of the first."""
 
     name: str
     first: int = 0
@@ -60,7 +60,7 @@ class Phase:
     events: list[tuple[int, str]] = field(default_factory=list)
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """A row of the table."""
         base = {name: statistics.median(times) for name, times in self.turns.items()}
         better = min(base.values())
         last = max(self.changes, default=0)
@@ -96,7 +96,7 @@ def _list(steps: list[int]) -> str:
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     task = contenders.begin(options)
     baselines = {name: Attached(task, name) for name in BASELINES}
     chooser = Attached(task, options.auto)

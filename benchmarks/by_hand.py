@@ -50,7 +50,7 @@ Pair = dict[str, tuple[float, float]]  # of "auto", and of its method by "hand":
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     warnings.simplefilter("ignore")
     task = contenders.begin(options)
     began = time.monotonic()
@@ -108,7 +108,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def keep(first: Mapping[str, float], within: float, used: Collection[str]) -> list[str]:
-    """Who takes part in the rounds: the baselines, what ``auto`` uses, and who is not hopeless at first sight.
+    """The methods of the rounds: the baselines, those that ``auto`` uses, and those that are not hopeless at first sight.
 
     >>> keep({"none": 0.9, "bf16": 0.5, "topk": 0.1, "natural": 0.3, "fp8": 0.13}, 1.4, {"natural"})
     ['none', 'bf16', 'topk', 'natural', 'fp8']
@@ -143,26 +143,26 @@ def settle(chooser: Attached, seconds: float) -> str:
 
 
 def alike(value: T) -> T:
-    """What rank 0 says."""
+    """Gives all ranks the value of rank 0."""
     values: list[T] = [value]
     dist.broadcast_object_list(values)
     return values[0]
 
 
 def trying(chooser: Attached) -> bool:
-    """Whether a trial goes on; the same on all ranks."""
+    """True if a trial goes on; the same on all ranks."""
     controller = chooser.handle._driver.controller  # type: ignore[attr-defined]
     return controller is not None and bool(controller.trying)
 
 
 def queue_of(chooser: Attached) -> list[Any]:
-    """What is still to be tried; the same on all ranks."""
+    """The plans that are still to be tried; the same on all ranks."""
     controller = chooser.handle._driver.controller  # type: ignore[attr-defined]
     return [] if controller is None else list(controller.queue)
 
 
 def chosen(chooser: Attached) -> str:
-    """What ``auto`` uses, in words."""
+    """The methods that ``auto`` uses, in words."""
     explained = chooser.explain()
     return "measuring" if explained.chosen is None else explained.candidates[explained.chosen].words
 
@@ -207,7 +207,7 @@ def judge(values: Sequence[float], bound: float, *, least: bool) -> str:
 
 
 def verdicts(rounds: Rounds) -> list[str]:
-    """What the rounds say of both goals. The best by hand is the one with the least median."""
+    """Both goals, judged by the rounds. The best by hand is the one with the least median."""
     better = [min(row[name] for name in BASELINES) / row[AUTO] for row in rounds]
     middles = {name: statistics.median(row[name] for row in rounds) for name in rounds[0] if name != AUTO}
     best = min(middles, key=lambda name: middles[name])
@@ -219,7 +219,7 @@ def verdicts(rounds: Rounds) -> list[str]:
 
 
 def added(pairs: Sequence[Pair]) -> list[str]:
-    """What ``auto`` itself adds to a step: a line, if pairs were measured.
+    """The time that ``auto`` itself adds to a step: a line, if pairs were measured.
 
     >>> for line in added([{"auto": (0.51, 0.2), "hand": (0.50, 0.2)}, {"auto": (0.49, 0.2), "hand": (0.50, 0.2)}]):
     ...     print(line)

@@ -31,7 +31,7 @@ def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]
 
 
 def chose_lr(row: SurveyRow) -> bool:
-    """Whether somebody asked for its learning rate, instead of the one that suits task and method."""
+    """True if somebody asked for its learning rate, instead of the one that suits task and method."""
     return (row.why or "").startswith(LR_ASKED)
 
 
@@ -64,7 +64,7 @@ def _keeps(name: str, table: Table, metrics: dict[Task, str], limit: float) -> b
 
 
 def read_known() -> str:
-    """What :func:`to_known` makes of the evidence in this package."""
+    """Quality of each known method, made by :func:`to_known` from the evidence in this package."""
     return write_known(*read_evidence())
 
 

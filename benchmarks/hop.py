@@ -1,4 +1,4 @@
-"""What memory that workers share costs beside gloo, inside one machine: ``python -m benchmarks.hop``.
+"""Shared memory against gloo, inside one machine: ``python -m benchmarks.hop``.
 
 The collectives of ``machine=`` (a reduce-scatter and an all-gather of what it gives) and an all-reduce, of float32, at
 several sizes. Both ways take turns in rounds; medians over rounds with their range, of the slowest worker's wall time and of
@@ -34,12 +34,12 @@ Sample = tuple[float, float]  # wall and processor seconds of one collective
 
 
 def hop(transport: Transport, x: torch.Tensor) -> None:
-    """What ``machine=`` does inside a machine with a tensor."""
+    """The exchange of ``machine=`` inside a machine, for a tensor."""
     transport.run(AllGather(transport.run(ReduceScatter(x.view(transport.world, -1), "mean"))))
 
 
 def all_reduce(transport: Transport, x: torch.Tensor) -> None:
-    """One all-reduce of it."""
+    """An all-reduce of it."""
     transport.run(AllReduce(x, "mean"))
 
 
@@ -71,7 +71,7 @@ def measure(transports: Mapping[str, Transport], sizes: Sequence[int], rounds: i
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     contenders.join()
     shared = MachineTransport(TorchDistributed.of_same_ranks(), slot=options.slot << 10)
     gloo = TorchDistributed.of_same_ranks()

@@ -119,7 +119,7 @@ def change(task: Any, options: argparse.Namespace) -> Task:
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     contenders.join()
     task = change(find_task(options.task), options)
     ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]

@@ -24,7 +24,7 @@ _NEEDS = "there is no table of steps that an idle machine measured: `grace surve
 
 
 class Verdict(Struct, frozen=True):
-    """What the archive says of a finding, and why."""
+    """The archive's verdict on a finding, and the reason."""
 
     finding: str
     verdict: str
@@ -79,7 +79,7 @@ def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[C
 
 
 def _clearly(quality: Quality, other: Quality) -> bool:
-    """Whether it is better by more than 2 % in the median, and the intervals do not touch: of equal methods with three seeds
+    """True if it is better by more than 2 % in the median, and the intervals do not touch: of equal methods with three seeds
     one comes out better in one case of ten, but seldom by much.
     """
     return quality.beats(other) and not abs(quality.median - other.median) <= LOSS * abs(other.median)
@@ -251,7 +251,7 @@ _TIMES: tuple[Callable[[Steps], Verdict], ...] = (_ratio, _few_pay, _ranking)
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 def longest(tasks: Iterable[Task]) -> list[Task]:
-    """Of each task, the one with most steps; of equals, the one with the tasks' own learning rate."""
+    """The variant of each task with most steps; of equal ones, that with the tasks' own learning rate."""
     order = sorted(tasks, key=lambda task: (task[2], task[0] in ("survey", "quarter"), task[0]))
     return sorted({task[1]: task for task in order}.values())
 

@@ -216,7 +216,7 @@ def _knobs(entry: Recipe, described: dict[str, str]) -> str:
 
 
 def _memory(method: grace.Method[Any]) -> str:
-    """What it needs beside the gradient."""
+    """The memory that it needs beside the gradient."""
     peak = peak_of(method)
     assert peak is not None, "a method of its own needs no machines"
     kept = (
@@ -230,13 +230,13 @@ def _memory(method: grace.Method[Any]) -> str:
 
 
 def _bias(method: grace.Method[Any]) -> str:
-    """What is declared of an unbiased method whose random numbers have few bits."""
+    """The declared bias of an unbiased method whose random numbers have few bits."""
     bias = method.facts(LIKE).bias
     return f" Declared (`facts(...).bias`): at most {bias:.1e} of the largest number for each element." if bias else ""
 
 
 def _needs(method: grace.Method[Any]) -> str:
-    """What the optimizer behind it must be like."""
+    """Its demands on the optimizer."""
     parts = [] if method.needs.momentum else ["no momentum of its own (`momentum=0`)"]
     if method.needs.lr_scale != 1:
         parts.append(f"{method.needs.lr_scale:g} times a learning rate that suits SGD, as a start")
@@ -273,7 +273,7 @@ def waits() -> list[list[str]]:
 
 
 def _waits(name: str) -> list[str]:
-    """How often the host waits for a GPU, if it does."""
+    """The number of times that the host waits for a GPU, if it does."""
     lines = []
     for methods, knobs, questions, why in waits():
         if f"`{name}`" in methods.split(", "):
@@ -369,7 +369,7 @@ def readme_families() -> str:
 
 
 def sharded_table() -> str:
-    """What one matrix of 1000 x 1000 costs a rank in a step, sharded over 8 ranks, and over 2 machines of 4."""
+    """Costs of one matrix of 1000 x 1000 for a rank in a step, sharded over 8 ranks, and over 2 machines of 4."""
     shards, replicas = Peer(0, 8), Peer(0, 2)
     rows, shard = torch.empty(8, LIKE.numel() // 8, device="meta"), torch.empty(250, 1000, device="meta")
     reference = cost(ReduceScatter(rows), 0, 8).sent, cost(AllReduce(shard), 0, 2).sent
@@ -392,7 +392,7 @@ def sharded_table() -> str:
 
 
 def communicators_table() -> str:
-    """What the average of a shard between machines costs a rank that is not the server, over each communicator."""
+    """Costs of averaging a shard between machines for a rank that is not the server, over each communicator."""
     lines = []
     for name in COMMUNICATORS.in_order():
         line = [f"`{name}`"]
@@ -412,7 +412,7 @@ def communicators_table() -> str:
 
 
 def weights_table() -> str:
-    """What gathering the matrix twice and reducing its gradient cost a rank of FSDP in a step, over 8 ranks."""
+    """Costs of gathering the matrix twice and reducing its gradient, for a rank of FSDP in a step, over 8 ranks."""
     world, n = 8, LIKE.numel() // 8
     rows = torch.empty(world, n, device="meta")
     plain = cost(ReduceScatter(rows), 0, world).sent
@@ -446,7 +446,7 @@ def own_methods() -> list[str]:
 
 
 def stub(package: str) -> str:
-    """What a type checker sees of a package that finds its own modules: an ``__init__.pyi``."""
+    """The ``__init__.pyi`` of a package that finds its own modules, for type checkers."""
     contents = vars(importlib.import_module(package))
     names = sorted(contents["__all__"], key=_isort_key)
     imports = sorted((_isort_key(contents[name].__module__), contents[name].__module__, name) for name in names)
@@ -457,7 +457,7 @@ def stub(package: str) -> str:
 
 
 def catalog_text() -> str:
-    """What the command line says without torch: the methods, tasks and commands."""
+    """The data of the command line, which it shows without torch: the methods, tasks and commands."""
     names = own_methods()
     rows = {row["name"]: row for row in describe_all()}
     tasks = describe_tasks()
@@ -474,7 +474,7 @@ def catalog_text() -> str:
 
 
 def error_sections() -> dict[str, str]:
-    """What the page on errors says of each class, without its links."""
+    """The section on each class from the page on errors, without its links."""
     page = (ROOT / "docs/concepts/errors.md").read_text(encoding="utf-8")
     sections = re.findall(r"^### (\w+)\n\n(.*?)\s*(?=^##|\Z)", page, flags=re.MULTILINE | re.DOTALL)
     plain = ((name, re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)) for name, text in sections)

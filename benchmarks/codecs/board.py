@@ -57,7 +57,7 @@ class Board(Bench):
         return out
 
     def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int) -> list[Case]:
-        """Where there is a goal: the reference kernels, the baseline instruction set, and naive torch code. Sets the case's
+        """Rivals of a method with a goal: reference kernels, baseline instruction set, naive torch code. Sets the case's
         patience.
         """
         if goals_of(case.operation, name, buffers.n):

@@ -35,7 +35,7 @@ def draw(document: Row, out: Path) -> list[Path]:
 
 
 def _method_rows(document: Row) -> list[Row]:
-    """Those of all methods, with the fewest threads, at the largest size at which at least half of them were measured."""
+    """Rows of all methods, with the fewest threads, at the largest size at which at least half of them were measured."""
     rows = [row for row in document["rows"] if row["method"] is not None]
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""What no codec can be faster than on this machine, and so what its goal is here: the larger of two floors.
+"""Floors: no codec can be faster on this machine, so that its goal here is the larger of two floors.
 
 *Memory*: the bytes that it moves, at the speed of a copy that is measured beside it. *Arithmetic*: the cycles that it needs
 for a number, at the length of a cycle that a loop shows whose cycles are known. So a goal says the same of a machine with slow
@@ -28,7 +28,7 @@ _CHAIN, _LATENCY = (
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Of one machine with so many threads, at one size.
+    """Floors of one machine with so many threads, at one size.
 
     Attributes:
         byte: seconds of moving one, all threads together.

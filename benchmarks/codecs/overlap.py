@@ -1,4 +1,4 @@
-"""How well arithmetic and memory overlap in kernels that pass twice: ``python -m benchmarks.codecs.overlap``.
+"""Overlap of arithmetic and memory in kernels that pass twice: ``python -m benchmarks.codecs.overlap``.
 
 Three times for a number, of encoding with a memory on one thread: *arithmetic* alone (a piece that stays in the second cache,
 again and again), *traffic* alone (the bytes that the passes move, at the speed of a copy that is measured beside it), and all

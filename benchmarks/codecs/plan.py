@@ -1,4 +1,4 @@
-"""What is measured: the methods with a goal everywhere, all others where that takes minutes and not hours."""
+"""The plan of measurements: the methods with a goal everywhere, all others where that takes minutes and not hours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = "parts"  # a job that is no method
 
 @dataclass(frozen=True, slots=True)
 class BoardPlan(CodecPlan):
-    """What is measured.
+    """The plan of measurements.
 
     Args:
         named: whether somebody asked for just these methods; then all are measured at all sizes.
@@ -27,7 +27,7 @@ class BoardPlan(CodecPlan):
     named: bool = False
 
     def covers(self, name: str, size: int, threads: int) -> bool:
-        """Whether this method is measured at this size, with so many threads. Methods without a goal are only for smaller
+        """True if this method is measured at this size, with so many threads. Methods without a goal are only for smaller
         tensors and the fewest threads, unless they were named: so that a run takes minutes.
         """
         modest = size < LARGE and threads == self.threads[0]

@@ -22,7 +22,7 @@ def row(
     copies: CaseSamples | None = None,
     here: Floors | None = None,
 ) -> Row:
-    """One row, whose ``others`` are still to be filled with what it is compared with.
+    """A row, whose ``others`` are still to be filled with what it is compared with.
 
     ``here``: the floors of this machine, from which goals in multiples of ``y.add_(x)`` follow.
     ``coded``: the list of indices that was coded; ``copies``: the same operation in multiples of memcpy.
@@ -48,7 +48,7 @@ def other(
     threads: int,
     here: Floors | None = None,
 ) -> Row:
-    """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
+    """The other side of a comparison: the same work on another backend, ``times`` times slower."""
     out = summarize(case.what or "the same", timing)
     name = out.pop("operation")
     if len(timing.ratios) == len(against.ratios):
@@ -65,7 +65,7 @@ def other(
 
 
 def _limit(goal: Goal, here: Floors | None) -> tuple[float, str] | None:
-    """What the goal is on this machine, and which floor it is; None of goals in other units."""
+    """The goal on this machine, and the floor that it is; None of goals in other units."""
     return here.limit(goal) if here is not None and goal.unit == RATIO else None
 
 

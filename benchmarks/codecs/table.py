@@ -83,7 +83,7 @@ def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _times(factor: float | None, name: str) -> Text:
-    """How often slower the other code is; plain torch code should be so by far."""
+    """The factor by which the other code is slower; it should be large for plain torch code."""
     if factor is None:
         return Text()
     style = "" if name != "torch" else "green" if factor >= SPEEDUP else "red"

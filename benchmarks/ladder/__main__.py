@@ -1,4 +1,4 @@
-"""Where the floor of a step is, by experiment: ``python -m benchmarks.ladder``.
+"""The floor of a step, by experiment: ``python -m benchmarks.ladder``.
 
 Four workers train the same model in nine ways, each with one thing more than the one before: the bare model; DDP with a hook
 that does nothing; a pass over the gradients; the method's collectives; its codecs, on one lane or two; the product. They take
@@ -35,7 +35,7 @@ Rounds = list[dict[str, tuple[float, float]]]  # of each rung: wall and processo
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     warnings.simplefilter("ignore")
     task = contenders.begin(options)
     wanted = [rung for rung in RUNGS if rung.name in options.rungs.split(",")]
@@ -97,7 +97,7 @@ def rows(rounds: Rounds) -> list[list[str]]:
 
 
 def ratio(turns: Mapping[str, tuple[float, float]], rung: str) -> float:
-    """Of a rung's step to the bare model's, in the same round."""
+    """Ratio of a rung's step to the bare model's, in the same round."""
     return turns[rung][0] / turns["F0"][0]
 
 
@@ -111,7 +111,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def verdicts(name: str, rounds: Rounds, goal: float) -> list[str]:
-    """What the ladder says of the goal, and of two lanes."""
+    """Verdicts on the goal, and on two lanes."""
     medians = {rung: statistics.median(ratio(turns, rung) for turns in rounds) for rung in rounds[0]}
     lines = []
     if "F6" in medians:

@@ -1,4 +1,4 @@
-"""What handing gradients to Grace and back costs in TensorFlow, Keras and JAX, and what a step costs with the method ``none``.
+"""The cost of handing gradients to Grace and back in TensorFlow, Keras and JAX, and of a step with the method ``none``.
 
 - *handing over*: one gradient of 25 million float32, through the toolkit's compiled call to the host, in one worker alone. The
   program does not need it afterwards, as a training step does not. The clock is read when the program comes to that call

@@ -1,4 +1,4 @@
-"""What mkdocs does for the site beyond the files of docs/: ``mkdocs.yml`` names this file.
+"""Hooks of mkdocs, for parts of the site that are no files of docs/; ``mkdocs.yml`` names this file.
 
 - README.md is the front page, and docs/index.md the page behind it (pages.md).
 - Links between files of the repository become links of the site. Files outside docs/ that are linked to become pages.
@@ -143,7 +143,7 @@ def translate(text: str, path: Path, uri: str) -> str:
 
 
 def as_page(path: Path) -> str:
-    """Where a file from outside docs/ stands in the site."""
+    """Address in the site of a file from outside docs/."""
     name = path.relative_to(ROOT).as_posix()
     return f"files/{name}" if name.endswith(".md") else f"files/{name}.md"
 
@@ -219,7 +219,7 @@ def api_pages() -> dict[str, tuple[str, str]]:
 
 
 def _package(name: str) -> str:
-    """What a package offers (``__all__``), read without importing it: its toolkit may be missing."""
+    """The public names of a package (``__all__``), read without importing it: its toolkit may be missing."""
     path = ROOT / "src" / name.replace(".", "/")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
     homes, offered = {}, []
@@ -236,7 +236,7 @@ def _package(name: str) -> str:
 
 
 def commands() -> str:
-    """What ``grace --help`` says of each command."""
+    """The line of ``grace --help`` on each command."""
     import typer
     from typer.cli import get_docs_for_click
 

@@ -157,7 +157,7 @@ def _about(row: SurveyRow) -> str:
 
 
 def _rates(runs: Sequence[SurveyRow], rows: Sequence[SurveyRow]) -> str:
-    """Which learning rate each method chose, if they chose, and whether a wider grid might have given a better one."""
+    """The learning rate that each method chose, if any, and whether a wider grid might have given a better one."""
     if not chose_lr(runs[0]) or runs[0].protocol.endswith(TRIAL):
         return ""
     tried = sorted(

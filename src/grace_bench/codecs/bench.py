@@ -99,7 +99,7 @@ class Bench:
 
     # ---- what a bench with goals does differently -------------------------------------------------------------------
     def run_job(self, name: str, buffers: Buffers, count: int) -> None:
-        """One job of the plan."""
+        """Runs a job of the plan."""
         if name == YARDSTICKS:
             self._measure_yardsticks(buffers, count)
         else:
@@ -189,7 +189,7 @@ class Bench:
         }
 
     def _environment(self) -> dict[str, Any]:
-        """Where the measurement takes place, as far as it bears on the numbers."""
+        """The environment of the measurement, as far as it bears on the numbers."""
         return {
             **machine.versions(),
             "processor": machine.processor(),

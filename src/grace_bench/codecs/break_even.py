@@ -32,7 +32,7 @@ CAST = "bf16"  # always measured: an all-reduce in bf16 includes the cast
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a tensor. codec: seconds of computing. moved: its collectives, by kind. step: on which machine, of how
+    """An exchange of a tensor. codec: seconds of computing. moved: its collectives, by kind. step: on which machine, of how
     many numbers. workers: that exchange.
     """
 

@@ -28,7 +28,7 @@ def do_nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One thing to time.
+    """A thing to time.
 
     operation: what it is called. run: what is timed. prepare: what is done before, untimed.
     kernels: the backend it runs on, None for the one in use; "torch" for plain torch code. what: how that goes about it.
@@ -145,7 +145,7 @@ class Clock:
 
 
 def _repeats(once: float, cold: bool) -> int:
-    """How many runs make one sample."""
+    """Number of runs that make one sample."""
     return 1 if cold else max(1, min(_MOST_REPEATS, int(_WARM_SECONDS / once)))
 
 

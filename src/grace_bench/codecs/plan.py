@@ -108,7 +108,7 @@ def by_family(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def canonical(name: str) -> str:
-    """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
+    """The same string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
     built, bare = method(name), recipe(parse(name)[0]).name
     return bare if method(bare) == built else spell(built)
 

@@ -224,7 +224,7 @@ def require_tools() -> None:
 
 
 def why_not(link: Link) -> str | None:
-    """Why this machine cannot make such a link; None if it can."""
+    """The reason why this machine cannot make such a link; None if it can."""
     try:
         with ShapedNetwork(link, 1):
             return None

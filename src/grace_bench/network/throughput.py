@@ -1,4 +1,4 @@
-"""How fast a link is, measured: two workers, one TCP connection, as iperf does."""
+"""Measured speed of a link: two workers, one TCP connection, as iperf does."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def is_baseline(run: Result) -> bool:
 
 
 def describe_machine(run: Result) -> str:
-    """Where it ran."""
+    """The machine that it ran on, in words."""
     where = run.environment
     return f"{where.system}, {where.cores} cores, {plural(where.threads_per_worker, 'thread')} per worker"
 

@@ -36,7 +36,7 @@ class Axis:
     power: float = 1.0
 
     def part(self, value: float) -> float:
-        """Where this value is, from 0 to 1."""
+        """Position of this value, from 0 to 1."""
         low, high, at = (self._bend(number) for number in (self.least, self.most, value))
         return (at - low) / (high - low)
 
@@ -145,7 +145,7 @@ def _fix_axes(plot: Spec, layers: Sequence[Spec], axes: Mapping[str, Axis]) -> S
 
 
 def _end(row: Row, x: str) -> tuple[float, float] | None:
-    """Where a curve ends: at the last evaluation that is a number."""
+    """The end of a curve: the last evaluation that is a number."""
     ends = [
         (at, value)
         for at, value in zip(row["curve"][x], row["curve"]["quality"], strict=True)
@@ -162,7 +162,7 @@ def _locate(ends: Iterable[tuple[float, float, Row]], x: Axis, y: Axis) -> list[
 
 
 def _rank(row: Row, x: str, y: str) -> int:
-    """Whose name comes first; among predictions, those that are off."""
+    """The name that comes first; among predictions, those that are off."""
     if y == "predicted_ms":
         return 0 if abs(row["prediction_error"] or 0) > NEAR else 1
     return 0 if row.get(f"front_{x}") else 1 if row["baseline"] else 2

@@ -171,7 +171,7 @@ def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]
 
 
 def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
-    """How to read a figure; nothing that its data could contradict."""
+    """Help for reading a figure; nothing that its data could contradict."""
     if name.startswith("quality-epoch-"):
         lost = sorted({row["label"] for row in rows if row["final"] is None and row["measured"]})
         return ["marks: the last evaluation" + (f"; diverged: {', '.join(lost)}" if lost else "")]

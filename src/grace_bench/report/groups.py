@@ -65,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One experiment: runs that differ in nothing but their seed or round. ``label`` tells it from others at its place.
+    """An experiment: runs that differ in nothing but their seed or round. ``label`` tells it from others at its place.
 
     ``fp32``: whether it is what others at its place are held against.
     """
@@ -90,12 +90,12 @@ class Experiment:
 
     @property
     def seeds(self) -> int:
-        """How many seeds there are: what another round of the same seed says of quality is nothing new."""
+        """Number of seeds: what another round of the same seed says of quality is nothing new."""
         return len({run.document.seed for run in self.runs})
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return len({run.document.round for run in self.runs})
 
     @property
@@ -235,7 +235,7 @@ def _repeat(run: Run) -> tuple[int, int]:
 
 
 def place(run: Run) -> tuple[object, ...]:
-    """Where methods compete: one task on one network with so many workers."""
+    """Place where methods compete: one task on one network with so many workers."""
     return tuple(run.row[name] for name in _PLACE)
 
 

@@ -39,7 +39,7 @@ class PredictionRow(msgspec.Struct, frozen=True):
 
 
 class PredictionTable(msgspec.Struct, frozen=True):
-    """One network.
+    """Predictions for one network.
 
     Attributes:
         measured_workers, measured_link: where the runs were that this is predicted from.

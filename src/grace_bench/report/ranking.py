@@ -1,4 +1,4 @@
-"""Who is ahead, where that can be told: methods whose ranges touch are not told apart, here or on the page."""
+"""Ranking, where one can be made: methods whose ranges touch are not told apart, here or on the page."""
 
 from __future__ import annotations
 

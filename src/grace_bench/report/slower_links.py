@@ -88,7 +88,7 @@ def over_slower_links(documents: Sequence[Document]) -> RenderableType | None:
 
 
 def _name_fastest(groups: Sequence[Experiment], plain: Experiment, over: Mapping[str, Link], modeled: bool) -> str:
-    """Which of those that learn about as much as ``none`` is predicted to be the fastest over each link; ``none`` where it is,
+    """The fastest, as predicted, over each link of those that learn about as much as ``none``; ``none`` where it is,
     or where nothing gains a tenth.
     """
     among = [group for group in groups if _keeps(group, plain)]

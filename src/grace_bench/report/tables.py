@@ -44,7 +44,7 @@ def _unmeasured(groups: Sequence[Experiment]) -> str:
 
 
 def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
-    """How to read medians, ranges and marks; ``crowned``: whether there are any."""
+    """Help for reading medians, ranges and marks; ``crowned``: whether there are any."""
     many = any(len(group.runs) > 1 for group in groups)
     repeats = "rounds" if any(group.rounds > 1 for group in groups) else "seeds"
     over = (
@@ -58,7 +58,7 @@ def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
 
 
 def comparison(documents: Sequence[Document]) -> RenderableType:
-    """One line for each method, seeds together, and notes on how to read it."""
+    """Table with a line for each method, seeds together, and notes on how to read it."""
     groups, failed = experiments(documents)
     parts: list[RenderableType] = [_comparison(groups)] if groups else []
     parts += [
@@ -99,8 +99,8 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
 
 
 def sweep(documents: Sequence[Document]) -> RenderableType:
-    """One line for each experiment, its seeds and rounds together: what it was, its quality, its times, and what the link
-    model had predicted; of several rounds, how many times the step without communication of the same round its step took.
+    """Table with a line for each experiment, its seeds and rounds together: what it was, its quality, its times, and what the
+    link model had predicted; of several rounds, how many times the step without communication of the same round its step took.
     """
     groups, failed = experiments(documents)
     unmeasured = _unmeasured(groups)

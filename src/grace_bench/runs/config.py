@@ -27,7 +27,7 @@ def baselines_of(toolkit: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One training run.
+    """A training run.
 
     Args:
         task: a task's name or ``module:Class``.

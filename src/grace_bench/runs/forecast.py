@@ -55,7 +55,7 @@ def _grow(collectives: Mapping[str, CollectiveTerms], before: int, after: int) -
 
 
 def _growth(name: str, names: Container[str], before: int, after: int) -> tuple[float, float]:
-    """How many times as many collectives of this class there are, and how many times as large, with another number of
+    """Growth of the number of collectives of this class, and of their size, as factors, with another number of
     workers: an all-gather beside an all-to-all carries chunks; each worker sends the server a message; without a server each
     worker broadcasts.
     """

@@ -36,7 +36,7 @@ def _points(document: Result) -> list[tuple[int, dict[str, float]]]:
 
 
 class TensorBoard:
-    """One folder for each run under ``folder``.
+    """A folder for each run under ``folder``.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -59,7 +59,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """One run in ``project`` for each run here; WANDB_MODE=offline keeps them in ``folder``.
+    """A run in ``project`` for each run here; WANDB_MODE=offline keeps them in ``folder``.
 
     Raises:
         MissingExtraError: wandb is not installed.

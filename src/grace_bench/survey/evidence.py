@@ -137,7 +137,7 @@ def read_evidence() -> tuple[Table, dict[Task, str]]:
 
 
 def loss_of(quality: Quality, fp32: Quality) -> float:
-    """How much worse it is in the median, as a share of uncompressed training's; infinite where it diverged."""
+    """Loss of quality in the median, as a share of uncompressed training's; infinite where it diverged."""
     if not math.isfinite(quality.median):
         return math.inf
     return (fp32.median - quality.median if quality.higher else quality.median - fp32.median) / abs(fp32.median)

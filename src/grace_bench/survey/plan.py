@@ -18,7 +18,7 @@ from grace_bench.survey.row import TRIAL, SurveyRow
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table ``[[runs]]``. Every seed of every task and method is a run; the seed changes last.
+    """A table ``[[runs]]``. Every seed of every task and method is a run; the seed changes last.
 
     Attributes:
         protocol: its name, in every row. tasks, methods, seeds, workers: see :class:`grace_bench.runs.config.RunConfig`.

@@ -17,7 +17,7 @@ TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rat
 
 
 class SurveyRow(Struct, frozen=True, kw_only=True):
-    """One run. Two rows of one :attr:`key` are the same run.
+    """A run. Two rows of one :attr:`key` are the same run.
 
     Attributes:
         protocol: by which its length and learning rate were chosen.

@@ -1,4 +1,4 @@
-"""How long a step of each task takes under each method, over the networks of the survey: its table, which a machine measures
+"""Times of a step of each task under each method, over the networks of the survey: a table, which a machine measures
 once, idle (:mod:`grace_bench.advise.steps`). Everything else of the survey needs no quiet machine.
 """
 

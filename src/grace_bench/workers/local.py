@@ -146,7 +146,7 @@ def find_killed(statuses: Sequence[int | None]) -> tuple[int, str] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Workers:
-    """One set of workers, seen from the process that started them."""
+    """A set of workers, seen from the process that started them."""
 
     job: Job
     scratch: Scratch
@@ -188,7 +188,7 @@ class _Workers:
         return failure_of(self.job.configs[run], error, self.job.command)
 
     def _tell(self, config: RunConfig, statuses: Sequence[int | None]) -> str:
-        """Why the workers ended before the run did."""
+        """The reason why the workers ended before the run did."""
         if (killed := find_killed(statuses)) is not None:
             rank, name = killed
             hint = "; was there enough memory?" if name == "SIGKILL" else ""

@@ -1,4 +1,4 @@
-"""How the workers of a run find each other, and run it together."""
+"""Rendezvous of the workers of a run, and their run together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GRACE_SECONDS = 60.0  # beyond the run's own time-out, until the slowest worker
 
 
 class RunEnding(msgspec.Struct):
-    """How a worker's part in a run ended. ``consequence``: its error follows from another worker's."""
+    """End of a worker's part in a run. ``consequence``: its error follows from another worker's."""
 
     rank: int
     error: str | None = None

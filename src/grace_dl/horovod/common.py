@@ -74,17 +74,17 @@ def check_start() -> None:
 
 
 def rank() -> int:
-    """Which worker this is."""
+    """Rank of this worker in the job."""
     return transport().rank
 
 
 def size() -> int:
-    """How many workers there are."""
+    """Number of workers."""
     return transport().world
 
 
 def local_rank() -> int:
-    """Which worker of this machine this is."""
+    """Rank of this worker among those of its machine."""
     transport()
     place = find_mpi_place()
     if place is not None and place.local_rank is not None:
@@ -93,19 +93,19 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many workers this machine has, according to the launcher; all, if it does not say."""
+    """Number of workers of this machine, according to the launcher; all, if it does not say."""
     return _read(
         "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", default=size()
     )
 
 
 def cross_rank() -> int:
-    """Which machine this is, if all have equally many workers."""
+    """Number of this machine, if all have equally many workers."""
     return rank() // local_size()
 
 
 def cross_size() -> int:
-    """How many machines there are, if all have equally many workers."""
+    """Number of machines, if all have equally many workers."""
     return -(-size() // local_size())
 
 

@@ -99,12 +99,12 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def rank_op(*args: Any, **knobs: Any) -> Any:
-    """Which worker this is, as a tensor."""
+    """Rank of this worker, as a tensor."""
     return tf.constant(common.rank())
 
 
 def size_op(*args: Any, **knobs: Any) -> Any:
-    """How many workers there are, as a tensor."""
+    """Number of workers, as a tensor."""
     return tf.constant(common.size())
 
 

@@ -19,7 +19,7 @@ _HASHED = 12
 
 
 def cache_folder() -> Path:
-    """Where built data are kept."""
+    """Folder where built data are kept."""
     if own := os.environ.get("GRACE_CACHE"):
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")

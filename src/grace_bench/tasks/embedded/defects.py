@@ -44,7 +44,7 @@ def defects(
 
 
 def defect_image(index: int, kind: int, size: int, defective: bool, seed: int) -> tuple[Array, Array]:
-    """One image and its mask (0 or 255), uint8 ``[s, s]``, which depend on the arguments alone."""
+    """An image and its mask (0 or 255), uint8 ``[s, s]``, which depend on the arguments alone."""
     random = stream(seed * 100 + kind, index)
     texture = _texture(random, size, kind)
     light = 0.35 * smooth(random, 1, size, 2)[0]
