@@ -49,7 +49,7 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _uses(scope: ast.AST) -> Iterator[tuple[ast.expr | ast.arg, str]]:
-    """Where the pronouns that a scope binds are written, in the scopes within it, too."""
+    """Places where the pronouns that a scope binds are written, in the scopes within it, too."""
     bound = PRONOUNS & _bound(scope)
     rest = [(node, bound) for node in ast.iter_child_nodes(scope)]
     while rest:
