@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.local_steps import local
+from grace.adapters.outer.door import local
 from grace.errors import ConfigurationError, GraceError, InputError
 from tests.distributed.processes import Pool
 from tests.distributed.test_local_steps import alike, model, of_all, sgd, step, train, weights

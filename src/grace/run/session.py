@@ -45,7 +45,7 @@ from grace.transports.traced import Tracer
 T = TypeVar("T")
 _NO_REPAIR = (
     "on_difference='broadcast' copies the parameters and the optimizer's state, which are not known here; legal: 'error'. "
-    "grace.attach(..., optimizer=...), grace.DistributedOptimizer and grace.local know them"
+    "grace.attach(..., optimizer=...), grace.DistributedOptimizer, grace.outer and grace.local know them"
 )
 
 
@@ -376,11 +376,12 @@ class Session(Switching, Keeping):
             self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
 
-    def replayed(self) -> None:
+    def replayed(self, applied: bool = True) -> None:
         """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`."""
         with self.turn():
-            self.worker.replayed()
+            self.worker.replayed(applied)
             self.count_step()
+            self.stats.dropped += not applied
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         """Repairs replicas, if the last step has found that they differ and they are to be repaired: all ranks get what most
