@@ -158,7 +158,7 @@ def _row(
         speed = break_even(lambda other: cost.seconds(step, step.over(other), world), there, link.latency)
     needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
-    dense_sent = min(costs[one].at(world).sent for one in BASELINES)
+    dense_sent = min(costs[baseline].at(world).sent for baseline in BASELINES)
     row = AdviceRow(
         place, name, pays, 1000 * seconds, dense[0] / seconds, dense[1] / seconds, replay.sent, 1000 * codec,
         sum(replay.codec), None if speed is None else min(speed, MOST), OptimizerNeeds(str(needs), needs.why), quality,
@@ -230,10 +230,10 @@ def candidates(chosen: Sequence[str] | None, world: int, *, exactly: bool = Fals
     """
     wanted = grace.methods() if chosen is None else chosen
     names = [*BASELINES, *(name if exactly else compose(name, world) for name in wanted)]
-    found: dict[grace.Method[Any], str] = {}
+    by_method: dict[grace.Method[Any], str] = {}
     for name in names:
-        found.setdefault(grace.method(name), name)
-    return list(found.values())
+        by_method.setdefault(grace.method(name), name)
+    return list(by_method.values())
 
 
 def compose(spec: str, world: int) -> str:
