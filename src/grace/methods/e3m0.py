@@ -76,7 +76,9 @@ class E3M0(Compressor):
         ]
         scales, packed = wires.split(wire, fields)
         codes = unpack(packed, BITS, n)
-        refuse_unless((codes != _MINUS).all(), lambda: PayloadError(f"field 'codes' must not be {_MINUS}, a minus zero"))
+        refuse_unless(
+            (codes != _MINUS).all(), lambda: PayloadError(f"field 'codes' must not be {_MINUS}, a minus zero")
+        )
         out.add_(self._decode(codes, wires.check_scale("scales", scales)).mul_(scale))
 
     def _decode(self, codes: Tensor, scales: Tensor) -> Tensor:

@@ -93,7 +93,10 @@ def register(
         name_owner(factory, name)
         exact, around = tuple((recovers or {}).items()), tuple((memory_knobs or {}).items())
         METHODS.add(
-            name, Recipe(name, factory, communicator, memory, family, aliases, tuple(cases), exact, around), factory, aliases
+            name,
+            Recipe(name, factory, communicator, memory, family, aliases, tuple(cases), exact, around),
+            factory,
+            aliases,
         )
         return factory
 
