@@ -195,7 +195,7 @@ def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_n
 
 
 def end_all(folder):
-    """What is left of a command that was killed, after some time: processes, which are ended, and folders."""
+    """Ends the processes that are left of a killed command after some time; returns them, and folders."""
     deadline = time.monotonic() + PATIENCE
     while (left := [*processes_of(folder), *folder.glob("grace-*")]) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -7,6 +7,7 @@ from grace.methods.bf16 import BF16 as BF16
 from grace.methods.blockrandomk import BlockRandomK as BlockRandomK
 from grace.methods.dgc import DGC as DGC
 from grace.methods.drive import DRIVE as DRIVE
+from grace.methods.e3m0 import E3M0 as E3M0
 from grace.methods.eden import EDEN as EDEN
 from grace.methods.efsignsgd import EFSignSGD as EFSignSGD
 from grace.methods.fp8 import FP8 as FP8
@@ -32,6 +33,7 @@ from grace.methods.signum import Signum as Signum
 from grace.methods.sketch import Sketch as Sketch
 from grace.methods.sketchedsgd import SketchedSGD as SketchedSGD
 from grace.methods.sketchml import SketchML as SketchML
+from grace.methods.sparseloco import SparseLoCo as SparseLoCo
 from grace.methods.strom import Strom as Strom
 from grace.methods.terngrad import TernGrad as TernGrad
 from grace.methods.thc import THC as THC
@@ -46,6 +48,7 @@ __all__ = [
     "BF16",
     "DGC",
     "DRIVE",
+    "E3M0",
     "EDEN",
     "FP8",
     "FP16",
@@ -76,6 +79,7 @@ __all__ = [
     "Sketch",
     "SketchML",
     "SketchedSGD",
+    "SparseLoCo",
     "Strom",
     "TernGrad",
     "ThreeLC",

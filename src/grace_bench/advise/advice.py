@@ -162,7 +162,7 @@ def _row(
     if find_algorithm(name) is None:
         needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
-    dense_sent = min(costs[one].at(world).sent for one in BASELINES)
+    dense_sent = min(costs[baseline].at(world).sent for baseline in BASELINES)
     row = AdviceRow(
         place, name, pays, 1000 * seconds, dense[0] / seconds, dense[1] / seconds, replay.sent, 1000 * codec,
         sum(replay.codec), None if speed is None else min(speed, MOST), OptimizerNeeds(str(needs), needs.why), quality,
@@ -235,10 +235,10 @@ def candidates(chosen: Sequence[str] | None, world: int, *, exactly: bool = Fals
     wanted = grace.methods() if chosen is None else chosen
     loops = {name for name in wanted if find_algorithm(name) is not None}
     names = [*BASELINES, *(name if exactly or name in loops else compose(name, world) for name in wanted)]
-    found: dict[grace.Method[Any] | str, str] = {}
+    by_method: dict[grace.Method[Any] | str, str] = {}
     for name in names:
-        found.setdefault(name if name in loops else grace.method(name), name)
-    return list(found.values())
+        by_method.setdefault(name if name in loops else grace.method(name), name)
+    return list(by_method.values())
 
 
 def compose(spec: str, world: int) -> str:

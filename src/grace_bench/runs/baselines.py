@@ -47,7 +47,7 @@ class Counters:
     def __sub__(self, before: Counters) -> Counters:
         """The difference since then."""
         kinds = {kind: tally - before.collectives.get(kind, Tally()) for kind, tally in self.collectives.items()}
-        names = [one.name for one in fields(self) if one.name != "collectives"]
+        names = [field.name for field in fields(self) if field.name != "collectives"]
         pairs = {name: (getattr(self, name), getattr(before, name)) for name in names}
         added: dict[str, Any] = {name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()}
         return Counters(**added, collectives=kinds)

@@ -28,7 +28,7 @@ def baselines_of(toolkit: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One training run.
+    """A training run.
 
     Args:
         task: a task's name or ``module:Class``.
@@ -115,14 +115,14 @@ class RunConfig:
     @property
     def network(self) -> Link:
         """The link between the workers."""
-        found = link(self.link, self.latency)
+        network = link(self.link, self.latency)
         if self.machines is None:
-            return found
-        if not found.shaped:
+            return network
+        if not network.shaped:
             raise ConfigurationError(
                 f"machines={self.machines} share a link each: add --link 1gbit, or leave --machines out"
             )
-        return dataclasses.replace(found, name=f"{found.name}, {self.machines} machines")
+        return dataclasses.replace(network, name=f"{network.name}, {self.machines} machines")
 
     @property
     def threads(self) -> int:

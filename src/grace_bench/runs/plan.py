@@ -49,20 +49,20 @@ class SweepPlan:
         Raises:
             ConfigurationError: one of them cannot be.
         """
-        found: dict[RunConfig, None] = {}
+        configs: dict[RunConfig, None] = {}
         for workers in self.workers:
             for link in self.links:
                 common = self.common if link != "none" else {**self.common, "latency": 0.0, "machines": None}
                 for number, toolkit, task in itertools.product(range(self.rounds), self.toolkits, self.tasks):
                     torchs = set(BASELINES) - set(baselines_of(toolkit))
-                    for name in (*(one for one in self.baselines if one not in torchs), *self.methods):
+                    for name in (*(baseline for baseline in self.baselines if baseline not in torchs), *self.methods):
                         for seed in self.seeds[:1] if name == NO_COMMUNICATION else self.seeds:
                             config = RunConfig(
                                 task=task, method=name, workers=workers, link=link, seed=seed, toolkit=toolkit, round=number,
                                 **common,
                             )  # fmt: skip
-                            found[config] = None
-        return list(found)
+                            configs[config] = None
+        return list(configs)
 
 
 def add_baseline(methods: Sequence[str]) -> list[str]:

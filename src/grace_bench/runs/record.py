@@ -38,7 +38,7 @@ _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def find_environment(threads: int, placement: Placement = ON_CPU) -> results.Environment:
-    """Where a run takes place, as far as it bears on the numbers."""
+    """The environment of a run, as far as it bears on the numbers."""
     tcp = _TCP.read_text().strip() if _TCP.exists() else None
     return results.Environment(
         **machine.versions(), cores=os.cpu_count(), threads_per_worker=threads, tcp=tcp, backend=placement.backend,
@@ -138,7 +138,7 @@ def _find_compressed(
     if config.kind != "method":
         return []
     if wanted(config.method) is not None:
-        methods = {name: one["method"] for one in (auto or {}).get("buckets", ()) for name in one["tensors"]}
+        methods = {name: bucket["method"] for bucket in (auto or {}).get("buckets", ()) for name in bucket["tensors"]}
         return [
             p
             for name, p in trained.items()
@@ -172,7 +172,7 @@ def times_of(measured: Measurements, samples: int) -> results.Times:
 
 
 def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
-    """When an evaluation first met the task's target; nulls if none did."""
+    """The first evaluation that met the task's target; nulls if none did."""
     if task.target is None:
         return None
     sign = 1 if task.better == "higher" else -1

@@ -1,4 +1,4 @@
-"""One training run, seen from one worker whose process group exists."""
+"""A training run, seen from one worker whose process group exists."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Training:
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
-        """One step; the loss. It has ended when the device is done."""
+        """Takes a step; returns the loss. It has ended when the device is done."""
         optimizer.zero_grad()
         batch = move(batch, self.placement.device)
         loss = self.task.loss(model, batch)
@@ -266,16 +266,16 @@ class Training:
         Raises:
             AgreementError: they do not.
         """
-        mine = digest(model.parameters())
-        assert mine is not None
-        digests = TorchDistributed().run(AllGather(mine)).tolist()
+        own_digest = digest(model.parameters())
+        assert own_digest is not None
+        digests = TorchDistributed().run(AllGather(own_digest)).tolist()
         differ = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if differ:
             raise AgreementError(f"after {self.steps} steps the parameters of ranks {differ} are not those of rank 0")
 
 
 def place_worker(config: RunConfig, rank: int) -> Placement:
-    """Where this worker works; launchers tell its number on its machine, or else it is its rank."""
+    """Place of this worker on its machine; launchers tell its number on its machine, or else it is its rank."""
     local = int(os.environ.get("LOCAL_RANK", rank))
     return place(config.device, local, int(os.environ.get("LOCAL_WORLD_SIZE", config.workers)), config.network.shaped)
 
@@ -294,7 +294,7 @@ def load_task(config: RunConfig) -> Task:
 
 
 def count_steps(config: RunConfig, task: Task) -> int:
-    """How many steps a run has."""
+    """Number of steps of a run."""
     if config.steps is not None:
         return config.steps
     if config.epochs is not None:

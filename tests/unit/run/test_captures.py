@@ -88,7 +88,7 @@ def eager(spec: str, steps: int) -> tuple[list[Worker], list[dict[str, Tensor]]]
 def captured(
     spec: str, steps: int, captures: type[Captures] = Captures
 ) -> tuple[list[Worker], list[dict[str, Tensor]]]:
-    """One step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
+    """A step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
     workers = make(spec)
     exchange(workers, gradients(0))
     for worker in workers:
