@@ -12,8 +12,9 @@ from grace.adapters.attach import attach
 from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from grace.adapters.doors import register_door
 from grace.adapters.handle import Handle
-from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.momentum import momentum_in_memory
+from grace.adapters.outer.door import LocalSteps, local, outer
+from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.auto.settings import Auto
 from grace.collectives import Traffic
@@ -70,6 +71,7 @@ __all__ = [
     "Method",
     "Needs",
     "OptimizerWarning",
+    "OuterLoop",
     "Peer",
     "Policy",
     "Rule",
@@ -90,6 +92,7 @@ __all__ = [
     "method",
     "methods",
     "momentum_in_memory",
+    "outer",
     "pack",
     "quantize",
     "register",

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains, by the names of a model, and what it holds for them."""
+"""Parameters that an optimizer trains, by the names of a model, and what it holds for them."""
 
 from __future__ import annotations
 

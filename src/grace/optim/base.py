@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from grace.adapters.buckets import fill_buckets
+from grace.adapters.outer.warmup import averaging, check_dense
 from grace.adapters.taken import refuse_shared, release, take
 from grace.adapters.torch_optimizer import KEY
 from grace.adapters.trained import is_split, name_trained, refuse_ddp, refuse_in_backward
-from grace.adapters.warmup import averaging, check_dense
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError, out_of_range

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from grace.adapters.window import check_fits
+from grace.adapters.outer.saved import check_fits
 from grace.errors import StateError
 from grace.run.checkpoint import Checkpoint, Memories, pack, unpack
 from grace.run.session import Session

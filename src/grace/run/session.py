@@ -45,12 +45,12 @@ from grace.transports.traced import Tracer
 T = TypeVar("T")
 _NO_REPAIR = (
     "on_difference='broadcast' copies the parameters and the optimizer's state, which are not known here; legal: 'error'. "
-    "grace.attach(..., optimizer=...), grace.DistributedOptimizer and grace.local know them"
+    "grace.attach(..., optimizer=...), grace.DistributedOptimizer, grace.outer and grace.local know them"
 )
 
 
 class Session(Switching, Keeping):
-    """One worker's part in averaging the tensors of a model. It knows no toolkit, and not what a step of training is:
+    """A worker's part in averaging the tensors of a model. It knows no toolkit, and not what a step of training is:
     :class:`grace.run.steps.Steps` does. All ranks make one with the same arguments, and call its methods alike and in the same
     order.
 
@@ -251,7 +251,7 @@ class Session(Switching, Keeping):
         return means
 
     def scatter(self, rows: Mapping[str, Tensor], *, lr: float | None = None) -> dict[str, Tensor]:
-        """One step of a reduce-scatter of any of the tensors that were agreed on, each as rows: row j is for rank j, which
+        """A step of a reduce-scatter of any of the tensors that were agreed on, each as rows: row j is for rank j, which
         alone learns its mean. It ends no step.
 
         Args:
@@ -385,7 +385,7 @@ class Session(Switching, Keeping):
         return {group.name: group.join(tensors, Workspace()) for group in groups}
 
     def peer(self, name: str = "") -> Peer:
-        """Who this worker is in an exchange of a tensor of this name, in the coming step."""
+        """Identity of this worker in an exchange of a tensor of this name, in the coming step."""
         return self.worker.peer(name)
 
     def advance(self) -> None:
@@ -399,15 +399,16 @@ class Session(Switching, Keeping):
             self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
 
-    def replayed(self) -> None:
+    def replayed(self, applied: bool = True) -> None:
         """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`."""
         with self.turn():
-            self.worker.replayed()
+            self.worker.replayed(applied)
             self.count_step()
+            self.stats.dropped += not applied
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        """Where the last step has found that replicas differ, and they are to be repaired, gives all ranks what most of them
-        have. All ranks call it after each step, before anything else is exchanged.
+        """Repairs replicas, if the last step has found that they differ and they are to be repaired: all ranks get what most
+        of them have. All ranks call it after each step, before anything else is exchanged.
 
         Args:
             tensors: what is the same on all ranks, if no bit flips: means that are not applied yet, parameters, and the state
