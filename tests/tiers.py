@@ -1,4 +1,4 @@
-"""Which tests run when, and where: tiers by path, groups for the processes of pytest-xdist.
+"""Tiers of tests by path, groups for the processes of pytest-xdist.
 
 - Each test belongs to one tier, which is named like its command: `make test`, `make triton`, `make doors`, `make laws` and
   `make bench-test`. Its path says which (:data:`TIERS`); what runs in Triton's interpreter is of ``triton`` wherever it is,
@@ -158,7 +158,7 @@ def keep(items: list[pytest.Item], tier: str | None) -> list[pytest.Item]:
 
 
 def count(stats: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
-    """How many tests of each tier passed, failed and so on, from the reports of a run."""
+    """Numbers of tests of each tier that passed, failed and so on, from the reports of a run."""
     counts: dict[str, dict[str, int]] = {}
     for outcome in ("failed", "error", "passed", "skipped", "xfailed"):
         for report in stats.get(outcome, []):

@@ -1,4 +1,4 @@
-"""What each of two workers does with JAX's host door.
+"""Cases of JAX's host door, which each of two workers runs.
 
 Run by :mod:`test_jax_host`, as ``python jax_cases.py KIND FOLDER [CASE ...]``;
 prints ``ok NAME`` for each case that passed, and what went wrong in others.

@@ -1,4 +1,4 @@
-"""What `test_jax_xla.py` asks of four devices, in a process of its own: JAX must be told of them before it starts.
+"""Checks of `test_jax_xla.py` on four devices, in a process of its own: JAX must be told of them before it starts.
 
 ``python -m tests.adapters.jax_xla_cases FILE`` runs all of it and writes what went wrong, by name, as JSON.
 """
@@ -202,7 +202,7 @@ def golden_bytes() -> None:
 
 
 def known(compressor: Any) -> bool:
-    """Whether XLA has these knobs."""
+    """True if XLA has these knobs."""
     try:
         CODECS[type(compressor)](compressor).check()
     except ConfigurationError:

@@ -31,7 +31,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each check says that is wrong; nothing if all is well."""
+    """Faults that each check reports; empty if all is well."""
     file = tmp_path_factory.mktemp("xla") / "told.json"
     ((status, said),) = fork(CASES, str(file), workers=1, cwd=ROOT)
     assert status == 0, said[-4000:]

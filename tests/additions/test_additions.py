@@ -16,13 +16,13 @@ FUZZED = "native/tests/fuzz_decoders.cc"  # names decoders, too
 
 
 def read_table(text: str) -> dict[str, tuple[int, int]]:
-    """What is added -> files by hand, files that a command writes."""
+    """Reads the table: addition -> files by hand, files that a command writes."""
     rows = re.findall(r"^\| ([^|]+) \| (\d+): [^|]+ \| ([^|]*) \|$", text, flags=re.MULTILINE)
     return {what: (int(by_hand), int((re.match(r"\d+", written) or ["0"])[0])) for what, by_hand, written in rows}
 
 
 def find_wrong(table: dict[str, tuple[int, int]], addition: Addition) -> str:
-    """What the table says wrongly of an addition's files by hand; empty if nothing."""
+    """Errors of the table about an addition's files by hand; empty if there are none."""
     (row,) = [what for what in table if what.startswith(addition.what)]
     said = table[row][0]
     return "" if said == addition.by_hand else f"{row}: {said} files by hand, and there are {addition.by_hand}"

@@ -1,4 +1,4 @@
-"""What ``python -m benchmarks.by_hand`` shows."""
+"""Output of ``python -m benchmarks.by_hand``."""
 
 from __future__ import annotations
 

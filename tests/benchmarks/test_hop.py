@@ -1,4 +1,4 @@
-"""What ``python -m benchmarks.hop`` shows."""
+"""Output of ``python -m benchmarks.hop``."""
 
 from __future__ import annotations
 

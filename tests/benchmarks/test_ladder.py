@@ -1,4 +1,4 @@
-"""What ``python -m benchmarks.ladder`` shows, and exchanges that are done again with constant arguments."""
+"""Output of ``python -m benchmarks.ladder``, and exchanges that are done again with constant arguments."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _STAY = [("gloo", 3), ("mpi", 3), *_NEW]
     ids=lambda one: f"{one[0]} x {one[1]}",
 )
 def workers(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool | LaunchedPool:
-    """One after the other, workers of every kind of transport."""
+    """Workers of every kind of transport, one kind after the other."""
     found: Pool | LaunchedPool = pools(*request.param)
     return found
 

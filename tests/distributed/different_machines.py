@@ -37,7 +37,7 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
 
 
 def digest(means: list[Tensor]) -> str:
-    """Of all their bits."""
+    """Digest of all their bits."""
     out = hashlib.blake2b(digest_size=8)
     for mean in means:
         out.update(mean.contiguous().view(-1).view(torch.uint8).numpy().tobytes())

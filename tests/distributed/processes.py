@@ -189,7 +189,7 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
 
 
 def still_run(pids: Sequence[int]) -> list[int]:
-    """Those of some processes that have not ended after :data:`PATIENCE`; they are killed. One that has ended is none, even if
+    """Processes, of some, that have not ended after :data:`PATIENCE`; they are killed. One that has ended is none, even if
     nobody has asked how.
     """
     deadline = time.monotonic() + PATIENCE
@@ -270,7 +270,7 @@ def _run_agent(script: Path, args: Sequence[str], workers: int, restarts: int, o
 
 
 def _redirect(output: Path, cwd: Path | None) -> None:
-    """What this process says goes to that file."""
+    """Sends the output of this process to that file."""
     if cwd is not None:
         os.chdir(cwd)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -346,7 +346,7 @@ def fork(
 
 
 def _run_each(jobs: Sequence[_Job], seconds: float) -> list[int | None]:
-    """How each has ended; None: it had not."""
+    """Status of each at its end; None: it has not ended."""
     processes = [SERVER.Process(target=_run_script, args=job, daemon=True) for job in jobs]
     for process in processes:
         process.start()
@@ -399,7 +399,7 @@ def _run_to_the_end(job: _Job) -> NoReturn:
 
 
 def run_script(path: Path, *args: str, workers: int = 1, seconds: float = PATIENCE) -> str:
-    """What the workers print that run a script as :func:`fork` does; fails if one of them does."""
+    """Output of workers that run a script as :func:`fork` does; fails if one of them does."""
     ended = fork(path, *args, workers=workers, seconds=seconds, cwd=path.parent)
     said = "\n".join(output for _, output in ended)
     assert [status for status, _ in ended] == [0] * workers, said

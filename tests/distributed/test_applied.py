@@ -327,7 +327,7 @@ def test_a_state_is_of_what_counts(pair: Pool) -> None:
 
 # ---- where nobody can know ------------------------------------------------------------------------------------------
 def by_hand(rank: int, world: int, changes: str) -> int:
-    """How often it is said that nobody can know, where no optimizer of torch's is at work."""
+    """Number of warnings that nobody can know, where no optimizer of torch's is at work."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What ``auto`` measures, over real networks: all ranks know the same, and a worker that dies is heard of."""
+"""Measurements of ``auto`` over real networks: all ranks know the same, and a worker that dies is heard of."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ BLAS = ["COMPATIBLE", "AVX2", "AVX512"]  # of MKL_CBWR
 
 
 def environments() -> tuple[dict[str, str], ...]:
-    """Of three ranks, as different as this processor can be."""
+    """Environments of three ranks, as different as this processor can be."""
     best = torch.backends.cpu.get_cpu_capability().lower()
     levels = LEVELS[: LEVELS.index(best) + 1] if best in LEVELS else [best]
     kernels = [backends.available()[i] for i in (0, len(backends.available()) // 2, -1)]
@@ -39,7 +39,7 @@ def environments() -> tuple[dict[str, str], ...]:
 
 @pytest.fixture(scope="module")
 def digests() -> dict[str, list[str]]:
-    """What each rank found, by method or mutant."""
+    """Digests of each rank, by method or mutant."""
     found: dict[str, list[str]] = {}
     for status, output in launch(Path(different_machines.__file__), workers=3, env=environments()):
         assert status == 0, output

@@ -52,7 +52,7 @@ class Job:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """One of them, some steps from now, at a random moment."""
+        """Kills one of them, some steps from now, at a random moment."""
         self.wait_for(self.step() + 2)
         time.sleep(self.random.random() * 0.05)
         who = self.random.choice(list(self.running))
@@ -70,7 +70,7 @@ class Job:
         return sorted(map(json.loads, lines), key=lambda line: line["at"])
 
     def end(self) -> dict[str, Any]:
-        """What each worker that is left has at the end."""
+        """State of each worker that is left at the end."""
         until = time.monotonic() + PATIENCE
         while not {who for event in self.read()[-8:] for who in event.get("ids", ())} >= self.running.keys():
             assert time.monotonic() < until, f"not all have joined within {PATIENCE:.0f} s: {self.read()[-12:]}"

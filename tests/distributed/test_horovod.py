@@ -56,7 +56,7 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def training(rank: int, world: int, over: str) -> None:
-    """What scripts for Horovod do, with each of the two ways to give a method."""
+    """Scripts for Horovod train, with each of the two ways to give a method."""
     hvd = begin(over)
     for method in METHODS:
         model, optimizer = model_and_optimizer()

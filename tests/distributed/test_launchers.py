@@ -1,4 +1,4 @@
-"""One training script under mpiexec and torchrun: the same bits, whatever moves them."""
+"""The same training script under mpiexec and torchrun: the same bits, whatever moves them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
-from grace.adapters.local_steps import LocalSteps, local
+from grace.adapters.outer.door import LocalSteps, local
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError, TransportError
 from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import Pool

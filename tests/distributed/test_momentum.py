@@ -19,7 +19,7 @@ SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 
 
 def through_doors(rank: int, world: int) -> None:
-    """What sends all steps as SGD with momentum does without Grace: attached, and as a distributed optimizer."""
+    """Methods that send everything step as SGD with momentum does without Grace: attached, and as a distributed optimizer."""
     ends = []
     for door in ("alone", "attach", "optimizer"):
         torch.manual_seed(7)
@@ -53,7 +53,7 @@ def test_both_doors_step_as_sgd_with_momentum(pair: Pool) -> None:
 
 
 def ones_at(door: str, rank: int, method: str | grace.Policy) -> tuple[float, str]:
-    """How far a bias has moved, in learning rates, after ten gradients of 1; and its method, as the plan says."""
+    """Distance that a bias has moved, in learning rates, after ten gradients of 1; and its method, as the plan says."""
     torch.manual_seed(7)
     net: nn.Module = nn.Linear(40, 40)
     before = net.bias.detach().clone()  # type: ignore[union-attr]

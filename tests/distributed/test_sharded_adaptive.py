@@ -24,7 +24,7 @@ SIZES = {"wide": (50, 30), "short": (2, 700)}
 
 
 def uneven(rank: int, step: int) -> dict[str, Tensor]:
-    """Of two shards the first has the larger part of ``short``, and the second that of ``wide``, which is less."""
+    """Uneven shards: of two, the first has the larger part of ``short``, and the second that of ``wide``, which is less."""
     gradients = gradients_of(rank, step)
     gradients["wide"][25:] *= 30
     gradients["short"][:1] *= 100
@@ -32,7 +32,7 @@ def uneven(rank: int, step: int) -> dict[str, Tensor]:
 
 
 def parts_of(kind: str, world: int, x: Tensor) -> list[Tensor]:
-    """What is compressed by itself of a parameter: rows for their owners, or shards."""
+    """Parts of a parameter that are compressed by themselves: rows for their owners, or shards."""
     parts = world if kind == "fsdp" else 2
     width = -(-x.shape[0] // parts) * (x.numel() // x.shape[0])
     padded = torch.nn.functional.pad(x.flatten(), (0, parts * width - x.numel()))

@@ -35,7 +35,7 @@ __all__ = ["four", "pytestmark", "three"]
 
 
 def conserve_axes(rank: int, world: int, slow: str, fast: str) -> None:
-    """What is applied and owed is what came of the fast axis, which owes nothing and is off by its rounding."""
+    """The sum of what is applied and owed is what the fast axis gave, which owes nothing and is off by its rounding."""
     net = Given()
     fully_shard(net, mesh=mesh_of("hsdp"))
     every = [grace.Policy([("*", spec)]) for spec in (slow, fast)]

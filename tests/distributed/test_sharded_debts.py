@@ -1,4 +1,4 @@
-"""What is applied to a model under fully_shard, and what is owed, by any method: in real processes."""
+"""Updates and debts of a model under fully_shard, by any method: in real processes."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_windows_belong_together(pair: Pool) -> None:
 
 
 def mixed(rank: int, world: int) -> None:
-    """What a file gives that keeps one rank's tensors for all, as torch.distributed.checkpoint does with equal keys."""
+    """A state from a file that keeps one rank's tensors for all, as torch.distributed.checkpoint does with equal keys."""
     net = model()
     handle = grace.attach(net, "topk:ratio=0.05")
     train(net, rank, range(2))
@@ -128,7 +128,7 @@ def four() -> Iterator[Pool]:
 
 
 def resumed(rank: int, world: int, spec: str, settles: bool) -> bool:
-    """Whether a resumed run has the bits of one without a stop; ``settles``: with a backward pass before attaching."""
+    """True if a resumed run has the bits of one without a stop; ``settles``: with a backward pass before attaching."""
 
     def fresh() -> DistributedDataParallel:
         net = model()

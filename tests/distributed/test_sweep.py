@@ -113,7 +113,7 @@ KILLED = pytest.param(signal.SIGKILL, marks=pytest.mark.night("a worker that out
 
 
 def hear_of_ctrl_c():
-    """What a shell starts in the background ignores SIGINT, and so does all that it starts, such as tests."""
+    """Makes Ctrl-C heard: processes that a shell starts in the background ignore SIGINT, and so does all that they start."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

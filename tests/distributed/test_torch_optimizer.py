@@ -59,7 +59,7 @@ def gradients(net: nn.Module) -> dict[str, Tensor]:
 
 
 def alone(net: nn.Module, rank: int, step: int, **inputs: Any) -> dict[str, Tensor]:
-    """What a rank's gradients would be without an exchange."""
+    """Gradients of a rank without an exchange."""
     twin = copy.deepcopy(net)  # without hooks
     twin.zero_grad()
     loss_of(twin, rank, step, **inputs).backward()
@@ -171,7 +171,7 @@ def test_exchanges_begin_before_the_backward_pass_ends(pair: Pool) -> None:
 
 
 def any_order(rank: int, world: int) -> None:
-    """One rank's gradients become ready in another order: the exchanges keep theirs."""
+    """The gradients of one rank become ready in another order: the exchanges keep theirs."""
     torch.manual_seed(3)
     a, b = nn.Parameter(torch.randn(40, 40)), nn.Parameter(torch.randn(40, 40))
     optimizer = torch.optim.SGD([a, b], lr=0.1)
@@ -230,7 +230,7 @@ def accumulation(rank: int, world: int) -> None:
 
 
 def clipping(rank: int, world: int) -> None:
-    """What is clipped is the mean; before that, whoever looks at a gradient hears what to do."""
+    """Clipping takes the mean; before that, whoever looks at a gradient hears what to do."""
     net, optimizer = make()
     loss_of(net, rank, 0).backward()
     for look in (
@@ -251,7 +251,7 @@ def clipping(rank: int, world: int) -> None:
 
 
 def closures(rank: int, world: int) -> None:
-    """How often a closure is evaluated depends on its loss: all ranks see the mean."""
+    """Evaluations of a closure depend on its loss: all ranks see the mean."""
     torch.manual_seed(7)
     net = Net()
     lbfgs: Any = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe")
@@ -421,7 +421,7 @@ def overflow_on_one_rank(spec: Any, rank: int, world: int, spoil: Callable[[Any]
 
 
 def leave_out_the_exchange(handle: Any) -> None:
-    """Where this rank's own gradients are not finite; the step counts."""
+    """Leaves the exchange out where this rank's own gradients are not finite; the step counts."""
     own = handle._exchange
 
     def exchange(given: dict[str, Tensor], last: bool, flags: Tensor | None) -> None:

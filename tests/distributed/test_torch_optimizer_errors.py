@@ -75,7 +75,7 @@ MISUSES = {
 
 
 def misuse(rank: int, world: int) -> None:
-    """One rank does it; the others wait for that rank, and hear of it."""
+    """A rank does it; the others wait for that rank, and hear of it."""
     for wrong, text in MISUSES.items():
         net, optimizer = make()
         loss_of(net, rank, 0).backward()

@@ -35,7 +35,7 @@ def inputs(rank: int, step: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
-    """What is said of parameters without an exchange, and of nothing compared."""
+    """Warnings about parameters without an exchange, and about nothing compared."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,7 +46,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def run(loop: Loop, rank: int, steps: int = 5, **how: Any) -> list[str]:
-    """What is said while a loop trains a new model."""
+    """Warnings while a loop trains a new model."""
     ddp = make()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     handle = grace.attach(ddp, METHOD, **({"optimizer": optimizer} if how.pop("shown", True) else {}), **how)

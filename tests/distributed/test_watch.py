@@ -17,7 +17,7 @@ from tests.distributed.processes import Pool
 
 
 def train_at(rank: int, world: int, door: str) -> int:
-    """How often a training is told that it drifts apart, by a watch that says so at once."""
+    """Number of warnings that a training diverges, by a watch that warns at once."""
     torch.manual_seed(7)
     net: nn.Module = nn.Linear(64, 64)
     net = DistributedDataParallel(net) if door == "attach" else net

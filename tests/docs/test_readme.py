@@ -1,4 +1,4 @@
-"""What README.md shows is what happens."""
+"""Examples of README.md do what it shows."""
 
 from __future__ import annotations
 

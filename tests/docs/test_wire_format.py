@@ -79,7 +79,7 @@ def unpack(body: bytes, width: int, count: int) -> list[int]:
 
 
 def parse(wire: bytes, row: Row, letters: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Where the fields of a row end, and their values."""
+    """Ends of the fields of a row, and their values."""
     at, letters = 0, dict(letters)
     for field in row.fields:
         found = FIELD.match(field)

@@ -42,7 +42,7 @@ def compressors(names: Iterable[str] = ()) -> Mapping[str, Compressor]:
 
 
 class Decoder:
-    """One compressor under one backend of the kernels.
+    """A compressor under one backend of the kernels.
 
     Args:
         compressor: whose wires are damaged.

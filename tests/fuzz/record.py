@@ -1,4 +1,4 @@
-"""What all nights of fuzzing have tried together, by decoder and kernels; each night takes a share, the least tried first."""
+"""Record of all nights of fuzzing together, by decoder and kernels; each night takes a share, the least tried first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOAL = 1_000_000  # payloads of each decoder under each kind of kernels
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Of one decoder under one kind of kernels: payloads damaged, payloads refused, shares that it had so far."""
+    """Counts of one decoder under one kind of kernels: payloads damaged, payloads refused, shares that it had so far."""
 
     payloads: int = 0
     refused: int = 0
@@ -25,7 +25,7 @@ class Tried:
 
     @property
     def seed(self) -> int:
-        """Of the next share: no night draws what another has drawn."""
+        """Seed of the next share: no night draws what another has drawn."""
         return 1 + self.shares
 
     def plus(self, outcome: Outcome) -> Tried:

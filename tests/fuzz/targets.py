@@ -1,4 +1,4 @@
-"""What is fuzzed, by name, so that a process of its own can find it again."""
+"""Targets of fuzzing, by name, so that a process of its own can find it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _CHUNK = 2000  # payloads between two looks at the clock
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one target: payloads damaged, payloads refused, processor seconds. ``failure`` is empty where all went well."""
+    """Outcome of one target: payloads damaged, payloads refused, processor seconds. ``failure`` is empty where all went
+    well.
+    """
 
     target: str
     backend: str

@@ -13,12 +13,12 @@ BY_LAPACK = ("atomosvd", "gradiveq")  # decompose what one rank alone has: its b
 
 
 def is_wire(values: list[float]) -> bool:
-    """Whether these are bytes, of fields that all have four."""
+    """True if these are bytes, of fields that all have four."""
     return len(values) % 4 == 0 and all(isinstance(value, int) for value in values)
 
 
 def fields(values: list[float]) -> torch.Tensor:
-    """What was sent, as float32."""
+    """Fields that were sent, as float32."""
     return (
         torch.tensor(values, dtype=torch.uint8).view(torch.float32) if is_wire(values) else torch.tensor(values).float()
     )

@@ -1,4 +1,4 @@
-"""What only a GPU can show: methods on CUDA tensors do what they do on the CPU, and nothing waits for the stream."""
+"""Facts that only a GPU can show: methods on CUDA tensors do what they do on the CPU, and nothing waits for the stream."""
 
 from __future__ import annotations
 

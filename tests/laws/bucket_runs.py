@@ -187,7 +187,7 @@ def assert_same(
 
 
 def _tell(run: Run, other: Policy | None) -> Iterator[tuple[Any, list[Any]]]:
-    """What each step of the story ends with, and what the network was given since the one before."""
+    """Results of each step of the story, and what the network was given since the one before."""
     begin = 0
     for outcome in story(run, other):
         yield outcome, run.seen[begin:]

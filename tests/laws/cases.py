@@ -1,4 +1,4 @@
-"""What the laws run over: the cases that each method declares, and every communicator and memory that is registered, around
+"""Cases of the laws: those that each method declares, and every communicator and memory that is registered, around
 methods that stand for all kinds of wires.
 """
 

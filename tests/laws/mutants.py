@@ -86,7 +86,7 @@ class SumInsteadOfMean(Wrapper):
 
 
 class RestIsZero(Wrapper):
-    """What was not sent is forgotten."""
+    """Forgets what was not sent."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         out = yield from self.method.exchange(x, state, peer)
@@ -492,6 +492,6 @@ SOUND: dict[str, Method[Any]] = {
 
 
 def compressor_of(method: Method[Any]) -> Compressor:
-    """What a communicator carries."""
+    """The compressor of a communicator."""
     found: Compressor = method.compressor  # type: ignore[attr-defined]
     return found

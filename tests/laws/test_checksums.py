@@ -66,7 +66,7 @@ class Fault:
 
 
 def damage_is_refused(method: Method[Any], xs: Sequence[Tensor], trials: int) -> int:
-    """How many flipped bits were refused: all of those that happened."""
+    """Number of flipped bits that were refused: all of those that happened."""
     count = 0
     start = [out.state for out in laws.run(method, xs, step=0)]
     for trial in range(trials):

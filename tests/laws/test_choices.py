@@ -51,7 +51,7 @@ def use(sim: Simulator, number: int, *, trial: bool = False) -> None:
 
 
 def owed_by(worker: Worker) -> dict[str, Tensor]:
-    """What a worker owes, wherever it is, by tensor."""
+    """Debts of a worker, wherever they are, by tensor."""
     total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     for name, x in worker._owed.left.items():
         total[name] += x

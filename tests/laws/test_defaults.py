@@ -1,4 +1,4 @@
-"""What torch's default dtype and default device are changes no bit, with and without plans."""
+"""Torch's default dtype and default device change no bit, with and without plans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def usual_bits(specs: list[str]) -> Bits:
 
 
 def find_differences(default: str, specs: list[str], defect: str | None = None) -> str:
-    """What differs from the usual bits, or went wrong; "" if nothing did."""
+    """Differences from the usual bits, or an error; "" if there are none."""
     usual, (found, wrong) = usual_bits(specs), bits_under(default, specs, defect)
     if not wrong and len(found) < 2 * len(specs):
         wrong = f"{len(found)} answers of {2 * len(specs)}"

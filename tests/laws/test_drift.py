@@ -62,7 +62,7 @@ def compare(checks: list[Replicas], step: int) -> ReplicasDifferError | None:
 
 
 def drift(method: Method, at: int, seed: int) -> str:
-    """What becomes of a bit that flips on one rank: "refused" by a decoder, "same" means, or "named" by the check."""
+    """Fate of a bit that flips on one rank: "refused" by a decoder, "same" means, or "named" by the check."""
     dice = random.Random(seed)
     victim, step_of_fault = dice.randrange(WORLD), dice.randrange(STEPS)
     policy = grace.Policy([("*", method)])
@@ -113,7 +113,7 @@ def upper_half(xs: Any) -> Tensor:
 
 
 def first_numbers(xs: Any) -> Tensor:
-    """Of a sample."""
+    """First numbers of a sample."""
     return torch.stack([x.reshape(-1)[::16].float().view(torch.int32).sum() for x in xs]).sum()
 
 

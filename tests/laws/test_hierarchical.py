@@ -105,7 +105,7 @@ def test_full_precision_inside_is_a_plain_mean(machines: int, machine: int) -> N
 
 
 def test_the_method_sees_the_mean_of_its_machine() -> None:
-    """One worker's part of it, as if the machines were the workers."""
+    """The part of one worker of it is as if the machines were the workers."""
     xs = [normal(6, 4)(rank) for rank in range(6)]
     means = [(xs[2 * machine] + xs[2 * machine + 1]) / 2 for machine in range(3)]
     found = laws.run(between("topk:ratio=0.25,memory=none", 2), xs)[0].mean.view(2, -1)

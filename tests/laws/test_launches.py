@@ -1,5 +1,6 @@
-"""How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method, and how often the
-host is asked: as many and as often, but for those that this file and docs/data/launches.md list, each with its reason.
+"""Numbers of Triton kernels that a step launches for buckets of 3 and of 40 tensors, for every registered method, and how
+often the host is asked: as many and as often, but for those that this file and docs/data/launches.md list, each with its
+reason.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def test_it_asks_as_often_about_larger_tensors(spec: str, monkeypatch: pytest.Mo
 
 @night
 def test_those_whose_launches_depend_on_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one worker: their kernels have to run."""
+    """Counts of one worker: their kernels have to run."""
     for spec, (few, many, _) in read_table(PAGE.read_text()).items():
         assert count(spec, monkeypatch, runs=True) == (few, many)
 
@@ -98,7 +99,7 @@ def read_questions(page: str) -> dict[tuple[str, str], str]:
 
 
 def find_knobs(spec: str) -> str:
-    """What of a spec's knobs matters to how often the host is asked, in the page's words."""
+    """Knobs of a spec that decide how often the host is asked, in the page's words."""
     said = ["`sample`"] if "sample=" in spec else []
     said += ["`alternate=true`"] if "alternate=true" in spec else []
     for knob, values in (("index", ("rice", "delta")), ("dist", ("gpareto", "gamma"))):

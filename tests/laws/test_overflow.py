@@ -71,7 +71,7 @@ def test_what_a_narrow_cast_loses_is_owed(spec: str):
 
 
 def follow(method: Method[Any], xs: list[Tensor], steps: int = 100) -> Tensor:
-    """What was applied in so many steps, and what is still owed."""
+    """Sum of what was applied in so many steps, and what is still owed."""
     states, applied = [method.init(x) for x in xs], torch.zeros(xs[0].shape, dtype=torch.float64)
     for step in range(steps):
         outs = laws.run(method, xs, states, step=step)

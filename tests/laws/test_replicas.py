@@ -47,7 +47,9 @@ def test_replicas_of_large_tensors(spec: str):
 
 @pytest.mark.parametrize("spec", [spec for name, spec in LARGE.items() if name != "atomosvd"])
 def test_the_mean_does_not_depend_on_the_machine(spec: str):
-    """Where all ranks have the same one. Not promised of atomosvd: LAPACK decomposes a rank's own gradient."""
+    """Means are the same on machines that all ranks share. Not promised of atomosvd: LAPACK decomposes a rank's own
+    gradient.
+    """
     xs, means = ranks(normal(200, 170))[:2], []
     for backend in ("reference", backends.available()[-1]):
         for threads in (1, 3):
@@ -76,7 +78,7 @@ def split_as_the_backend_does(x: Tensor | None, p: Tensor, mine: Tensor, q: Tens
 
 
 class Centered(Wrapper):
-    """What is applied has a mean of zero, by a sum whose order depends on the number of threads."""
+    """Centers what is applied to a mean of zero, by a sum whose order depends on the number of threads."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         out = yield from self.method.exchange(x, state, peer)

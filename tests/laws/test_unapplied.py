@@ -1,4 +1,4 @@
-"""What is exchanged and not applied owes nothing: after it everything is as if it had not been exchanged, to the bit. What is
+"""An exchange that is not applied owes nothing: after it everything is as if it had not been exchanged, to the bit. What is
 accumulated is applied, and goes on as where nobody could undo it.
 """
 

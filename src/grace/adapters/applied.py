@@ -6,11 +6,15 @@
 
 Of a parameter that no ``torch.optim.Optimizer`` holds, a clearing tells nothing by itself: somebody may have applied the
 gradient by hand. It counts as applied; where the parameter has not changed as far as torch can tell, that is said once.
+
+The backward pass of a captured step runs no Python: its means count as applied unless ``handle.replayed(applied=False)`` says
+otherwise. Where the optimizer's step is not in the graph, and a replay passes without one, that is said once.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -53,12 +57,16 @@ class Applied:
         self._earlier: dict[int, set[str]] = {}  # of whose means it was not known then what became
         self._versions: dict[str, tuple[int, int | None]] = {}  # of parameter and gradient, at the end of a pass
         self._careful = self._searched = self._said = False
+        self._replays: float = 0
+        self._stepped_in_graph = self._stepped = False  # in a capture, and since the last replay
         if optimizer is not None:
             self._know(optimizer)
         listen(self)
         me = weakref.ref(self)
         for session in sessions:
             session.worker.keep_unapplied(lambda: _ask(me))
+        if sessions:
+            sessions[0].worker.on_replay = lambda applied: _tell_replay(me, applied)
 
     # ---- what optimizers do -----------------------------------------------------------------------------------------
     def will_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -75,6 +83,9 @@ class Applied:
         if not held:
             return
         self._wrappers.update(stepping())
+        if capturing():
+            self._stepped_in_graph = True
+        self._stepped = True
         ready = self._ready.pop(id(optimizer), set())
         self._earlier.pop(id(optimizer), None)
         skips = getattr(optimizer, "found_inf", None)  # a GradScaler leaves it to a fused optimizer to skip
@@ -156,6 +167,20 @@ class Applied:
         """Counts all that was handed out as applied: parameters come from elsewhere."""
         self._handed, self._moved, self._dropped = set(), set(), set()
 
+    def replayed(self, applied: bool) -> None:
+        """A captured step was replayed; ``applied``: what the user says of its means."""
+        self._replays += 1
+        if applied and self._replays > 1 and self._known and not (self._stepped or self._stepped_in_graph):
+            self._replays = -math.inf  # said once
+            if self._sessions[0].rank == 0:
+                _log.warning(
+                    "Grace cannot tell whether the gradients of a replayed step were applied: the optimizer's step is not in "
+                    "the graph, and none was made since the replay before. They count as applied, and memories keep what they "
+                    "have left. Capture optimizer.step() with the backward pass, or call handle.replayed(applied=False), on "
+                    "all ranks, after a replay whose gradients you drop"
+                )
+        self._stepped = False
+
     def _is_cleared(self, name: str, gradient: Tensor | None) -> bool:
         if gradient is None:
             return True
@@ -186,3 +211,8 @@ def _ask(me: weakref.ref[Applied]) -> None:
     if (applied := me()) is not None:
         applied.look()
         applied.settle()
+
+
+def _tell_replay(me: weakref.ref[Applied], applied: bool) -> None:
+    if (watching := me()) is not None:
+        watching.replayed(applied)

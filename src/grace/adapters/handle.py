@@ -84,14 +84,18 @@ class BaseHandle:
         """
         self._session.logs.add(to, every=every, errors_every=errors_every)
 
-    def replayed(self) -> None:
+    def replayed(self, *, applied: bool = True) -> None:
         """Call it after each ``graph.replay()``, on all ranks, if a step with this exchange was captured into a CUDA graph: it
         ends the step, which a graph cannot. An inf, NaN or illegal payload is raised or counted with the step after.
 
+        Args:
+            applied: False where no optimizer applies the gradients of this replay, on all ranks alike: the step owes nothing,
+                memories are what they were before it.
+
         Raises:
-            GraceError: no step was captured.
+            GraceError: no step was captured, or ``applied=False`` to a handle that keeps nothing to be undone.
         """
-        self._session.replayed()
+        self._session.replayed(applied)
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """Uses another method or policy from the next step on. What memories owe is added to what is exchanged next.

@@ -1,8 +1,9 @@
 """Steps that are captured into a graph: states that stay where they are, and flags that the host reads after each replay.
 
-A graph repeats the same operations on the same memory. So what a step has made of a state is copied back into the state, what
-the step has used is kept for good, and what a graph cannot repeat is refused, such as sizes that the data decide. Random
-numbers depend on the step, which a captured step reads from the device: :class:`grace.flags.capturing.CapturedStep`.
+A graph repeats the same operations on the same memory. So what a step has made of a state is copied back into the state (after
+the state itself was copied, where a replay may be undone), what the step has used is kept for good, and what a graph cannot
+repeat is refused, such as sizes that the data decide. Random numbers depend on the step, which a captured step reads from the
+device: :class:`grace.flags.capturing.CapturedStep`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Captures:
 
     def __init__(self) -> None:
         self._kept: list[Any] = []  # a graph uses it as long as it lives
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # a state, by its identity, and what it was before a replay
         self._flags: list[tuple[int, str, Tensor]] | None = None
         self._refusals = Refusals()
         self.device: torch.device | None = None
@@ -69,8 +71,13 @@ class Captures:
         """The step, as it is captured: with a clock, if a step was made before the capture."""
         return step if self._clock is None else CapturedStep.at(step, self._clock)
 
-    def keep_old_state(self, old: Any, out: Exchanged[Any]) -> Exchanged[Any]:
+    def keep_old_state(self, old: Any, out: Exchanged[Any], undoes: bool) -> Exchanged[Any]:
         """The result with the old state, into which the new one was copied.
+
+        Args:
+            old: the state before the step.
+            out: what the step has made.
+            undoes: whether :meth:`undo` may be asked for, which takes a copy of the old state.
 
         Raises:
             ConfigurationError: the state has another form after the step, or a number of the host's has changed.
@@ -79,6 +86,8 @@ class Captures:
         self._kept.append((old, new))
         for a, b in _pairs(old, new):
             if isinstance(a, Tensor):
+                if undoes:  # one copy for all captures
+                    self._before.setdefault(id(a), (a, torch.empty_like(a)))[1].copy_(a)
                 a.copy_(b)
             elif a != b:
                 raise ConfigurationError(
@@ -102,6 +111,11 @@ class Captures:
             raise GraceError("replayed() without a captured step; legal: after graph.replay()")
         pending.flags = [(step, name, flag) for _, name, flag in self._flags]
         pending.refusals = self._refusals
+
+    def undo(self) -> None:
+        """The states are what they were before the last replay."""
+        for state, before in self._before.values():
+            state.copy_(before)
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""One worker's side of a run over any network: the method of each tensor, its state, and what it still owes."""
+"""A worker's side of a run over any network: the method of each tensor, its state, and what it still owes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError, GraceError, out_of_range
 from grace.flags.capturing import capturing
 from grace.flags.finite import all_on_host, on_host
 from grace.memories.turns import part
@@ -91,6 +91,9 @@ class Worker:
         self._used: list[Any] = []
         self.watch = DebtWatch()
         self.holds = self.undoes = False
+        self.on_replay: Callable[[bool], object] = lambda applied: (
+            None
+        )  # hears of each, and of what is said of its means
         self._before: tuple[dict[str, tuple[Method[Any], Any]], Debts, Unapplied] | None = None
         self._unapplied = Unapplied()
         self._ask: Callable[[], object] = lambda: None
@@ -172,7 +175,8 @@ class Worker:
             raise
         results = dict(zip(tensors, outs, strict=True))
         if capturing():
-            results = {name: self._captures.keep_old_state(self._states[name][1], out) for name, out in results.items()}
+            keep = self._captures.keep_old_state
+            results = {name: keep(self._states[name][1], out, self.undoes) for name, out in results.items()}
             self.workspace.forget()  # the old state stays in use
         for name, out in results.items():
             self._states[name] = (self._states[name][0], out.state)
@@ -186,7 +190,7 @@ class Worker:
         self.aside_seconds += time.perf_counter() - start
 
     def peer(self, name: str) -> Peer:
-        """Who this worker is in the exchange of this tensor, in the coming step."""
+        """Identity of this worker in the exchange of this tensor, in the coming step."""
         return Peer(
             self.rank,
             self.world,
@@ -287,14 +291,26 @@ class Worker:
         self._findings.pending.send()
         self._used, self._given = self._given, []
 
-    def replayed(self) -> None:
+    def replayed(self, applied: bool = True) -> None:
         """A graph that holds the captured step has been submitted: a step has ended.
 
+        Args:
+            applied: False: nobody applies its means, so that states are what they were before.
+
         Raises:
-            GraceError: no step was captured. What :meth:`exchange` raises about the step before.
+            GraceError: no step was captured, or a worker that keeps nothing to be undone. What :meth:`exchange` raises about
+                the step before.
         """
+        if not applied and not self.undoes:
+            raise GraceError(
+                "replayed(applied=False): this handle keeps nothing that could be undone; legal: a handle of "
+                "grace.attach(...) or DistributedOptimizer"
+            )
         self._read_pending()
         self._captures.replay(self._findings.pending, self.step)
+        if not applied:
+            self._captures.undo()
+        self.on_replay(applied)
         self.step += 1
         self._captures.tell_step(self.step)
         self._findings.pending.send()
@@ -413,7 +429,7 @@ class Worker:
         self._ask = ask
 
     def settle(self, dropped: Collection[str] = (), waiting: Collection[str] = ()) -> int:
-        """Where the worker ``undoes``, says before the next exchange what became of the means so far. All ranks say the same.
+        """Says before the next exchange what became of the means so far, if the worker ``undoes``. All ranks say the same.
 
         Args:
             dropped: tensors whose means nobody has applied, nor will: their states are as before.

@@ -42,7 +42,7 @@ def gradients(rank: int, step: int) -> Means:
 
 
 def expect(world: int) -> list[Means]:
-    """What every door has to give in each step."""
+    """The means that every door has to give in each step."""
     simulator = Simulator(policy(), world)
     return [
         simulator.step({name: [gradients(rank, step)[name] for rank in range(world)] for name in SHAPES})
@@ -51,7 +51,7 @@ def expect(world: int) -> list[Means]:
 
 
 def find_network_sums(name: str) -> bool:
-    """Whether a method lets the network add up floats: with more than two workers in an order of its own."""
+    """True if a method lets the network add up floats: with more than two workers in an order of its own."""
     method, seen = grace.method(_spell(name)), list[Collective]()
     for like in (torch.ones(shape) for tensor, shape in SHAPES.items() if tensor.startswith(f"{name}/")):
         state = method.init(like)
@@ -102,7 +102,7 @@ def differences(found: list[Means], expected: list[Means]) -> dict[str, str]:
 
 
 def read(folder: Path, door: str, transport: str, rank: int) -> list[Means] | str:
-    """What a rank's means were, or what went wrong there."""
+    """The means of a rank, or the error there."""
     path = folder / f"{door}-{transport}-{rank}.pt"
     found: list[Means] | str = torch.load(path) if path.exists() else "it wrote nothing"
     return found

@@ -1,4 +1,4 @@
-"""What trainings on the digits have in common: the data, the numbers of a run, and what each rank tells of it."""
+"""Common parts of trainings on the digits: the data, the numbers of a run, and what each rank tells of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Data(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a rank tells of a training; ``sent`` is in bytes."""
+    """The report of a rank on a training; ``sent`` is in bytes."""
 
     rank: int
     method: str
@@ -57,6 +57,6 @@ def tell(method: str, accuracy: float, handle: Handover) -> None:
 
 
 def read(output: str) -> dict[str, list[Told]]:
-    """What the ranks have told, by method."""
+    """The reports of the ranks, by method."""
     told = [Told(**json.loads(line)) for line in output.splitlines() if line.startswith('{"rank"')]
     return {method: sorted(one for one in told if one.method == method) for method in METHODS}

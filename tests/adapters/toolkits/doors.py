@@ -1,4 +1,4 @@
-"""One rank: every method through doors of one toolkit, over several transports; see ``test_same_answer.py``.
+"""A rank: every method through doors of one toolkit, over several transports; see ``test_same_answer.py``.
 
 As ``doors.py FOLDER TRANSPORTS DOORS``, with commas between; ``mixed`` is another toolkit on each rank. It writes the means of
 each door and transport to a file in FOLDER.

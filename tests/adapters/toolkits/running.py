@@ -1,4 +1,6 @@
-"""One toolkit's cases in two real processes: they start once, since toolkits take long to start, and run all cases in turn."""
+"""Runs the cases of a toolkit in two real processes: they start once, since toolkits take long to start, and run all cases in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def find_cases(script: str) -> list[str]:
 
 
 def explain(case: str, found: Mapping[str, list[str]], done: list[tuple[int, str]]) -> str:
-    """What went wrong in a case; empty if nothing did."""
+    """Errors of a case; empty if there are none."""
     errors = found.get(case)
     if errors is None:
         return "\n".join(

@@ -322,7 +322,7 @@ def loss_scaling(rank: int, world: int) -> None:
 
 
 def accumulation(rank: int, world: int) -> None:
-    """One exchange for each update; with an average of weights, and a train_step of the user's."""
+    """Each update has one exchange; with an average of weights, and a train_step of the user's."""
 
     class Mine(keras.Model):
         steps = 0

@@ -65,7 +65,7 @@ def same_bits_in_eager_mode(rank: int, world: int) -> None:
 
 
 def a_mixed_job(rank: int, world: int) -> None:
-    """One rank has TensorFlow, the other torch's tensors."""
+    """A rank has TensorFlow, the other torch's tensors."""
     method = "qsgd:bits=4"
     if rank:
         kinds = (list(SHAPES), list(SHAPES.values()), ["float32"] * len(SHAPES))

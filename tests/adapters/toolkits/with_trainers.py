@@ -47,7 +47,7 @@ def check_alike(x: Tensor) -> None:
 
 
 def mean_debts(handle: Any) -> dict[str, Tensor]:
-    """What the workers owe the model on average."""
+    """Debts of the workers to the model, on average."""
     debts = {name: x.clone() for name, x in sorted(handle._session.worker.state.debts().items())}
     for x in debts.values():
         dist.all_reduce(x)
@@ -63,7 +63,7 @@ def check_debts(then: dict[str, Tensor], now: dict[str, Tensor]) -> None:
 
 
 def check_lines(lines: list[dict[str, float]], key: str) -> None:
-    """What was logged of steps: ratios of top-k, which a step without compression does not have."""
+    """Logged lines of steps have ratios of top-k, which a step without compression does not have."""
     ratios = [line[key] for line in lines if key in line]
     assert ratios, f"no {key} in {lines}"
     assert all(ratio > 2 for ratio in ratios), ratios
@@ -97,7 +97,7 @@ if LIBRARY == "lightning":
             return torch.utils.data.DataLoader(torch.utils.data.Subset(DATA, rows), 8)
 
     class Noting(L.Callback):
-        """What is owed when training begins, and after each step; and what callbacks are told."""
+        """Notes debts when training begins and after each step, and what callbacks are told."""
 
         told: ClassVar[set[str]] = set()
 

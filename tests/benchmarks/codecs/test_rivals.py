@@ -1,4 +1,4 @@
-"""What the codecs are compared with, and parts that are no method: the cases compute what they say."""
+"""Rivals of the codecs, and parts that are no method: the cases compute what they say."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One rank's objects for all: numpy's numbers are numbers, and what is refused is named."""
+"""Objects of one rank for all: numpy's numbers are numbers, and what is refused is named."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def some(step: int = 0) -> list[Tensor]:
 
 
 def find(handover: Handover) -> int:
-    """Where a step's first mean is; nobody holds it afterwards (pytest's assert would)."""
+    """Address of a step's first mean; nobody holds it afterwards (pytest's assert would)."""
     return present(handover.mean(some()))[0].data_ptr()
 
 

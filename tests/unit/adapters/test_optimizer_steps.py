@@ -1,4 +1,4 @@
-"""When an optimizer has stepped, and which parameters it holds."""
+"""Steps of optimizers, and the parameters that they hold."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def find_carriers() -> list[str]:
 
 
 def gather(spec: str, bad: float) -> list[Tensor]:
-    """What each rank has ``[W, N]`` of all shards, where rank 1's has this number."""
+    """Result of each rank ``[W, N]`` of gathering all shards, where rank 1's has this number."""
 
     def begin(rank: int, out: Tensor) -> object:
         weights = Weights.__new__(Weights)

@@ -39,7 +39,7 @@ def calibration(each: dict[str, float], cpu: float = 0.0) -> Calibration:
 
 
 class Handle(Choosing):
-    """One rank's training, with a clock of its own."""
+    """A rank's training, with a clock of its own."""
 
     buckets = BUCKETS
 

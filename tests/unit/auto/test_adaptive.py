@@ -25,7 +25,7 @@ LIKE = {"large": torch.empty(128, 64), "bias": torch.empty(64), "small": torch.e
 
 
 class Handle(Choosing):
-    """One rank's training: the small layer has much larger gradients."""
+    """A rank's training: the small layer has much larger gradients."""
 
     def __init__(self, transport: Any, adaptive: Adaptive, **options: Any):
         super().__init__(Steps(Session(LIKE, "none", transport, Options(**options))))

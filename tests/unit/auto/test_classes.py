@@ -1,4 +1,4 @@
-"""Which methods ``auto`` may use, by what the survey knows."""
+"""Methods that ``auto`` may use, by what the survey knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controller decides over steps that are only simulated: thousands of them, with noise, stalls and neighbours."""
+"""Decisions of the controller over steps that are only simulated: thousands of them, with noise, stalls and neighbours."""
 
 from __future__ import annotations
 

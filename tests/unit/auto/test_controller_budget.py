@@ -1,4 +1,4 @@
-"""What the controller spends, and what waits until there is more to spend."""
+"""Spending of the controller, and trials that wait until there is more to spend."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def open_trial(kind: type[Controller] = Controller) -> list[Controller]:
 
 
 def advance(ranks: list[Controller], ms: list[int]) -> None:
-    """One step, under each plan of so many milliseconds."""
+    """Takes a step, under each plan of so many milliseconds."""
     assert len({(one.plan, one.trying) for one in ranks}) == 1, "alike on all ranks"
     told = [one.ended(1_000_000 * ms[one.plan], 200_000_000 * one.step + k) for k, one in enumerate(ranks)]
     rows = [row for row in told if row is not None]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grace.adapters.local_steps import LocalSteps
+from grace.adapters.outer.door import LocalSteps
+from grace.adapters.outer.presets import OuterSettings
 from grace.auto.driver import Driver
 from grace.errors import StateError
 from grace.registry import spell
@@ -32,9 +33,8 @@ class Modelled(LocalSteps):
         self.net = nn.Linear(64, 64)
         with torch.no_grad():  # so that all grads are zeros, and the test moves parameters
             optimizer = torch.optim.SGD(self.net.parameters(), lr=1.0)
-        super().__init__(
-            self.net, optimizer, method, Options(), every=EVERY, warmup_steps=warmup_steps, transport=transport
-        )
+        settings = OuterSettings(every=EVERY, warmup_steps=warmup_steps)
+        super().__init__(self.net, optimizer, method, Options(), settings, transport=transport)
 
     def _exchange_bucket(self, gradients: dict[str, Tensor], last: bool, into: Any = None) -> Any:
         if last:

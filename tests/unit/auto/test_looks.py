@@ -1,4 +1,4 @@
-"""What is measured again between two steps, and when."""
+"""Looks: measurements that are repeated between two steps, and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Paced(Rater):
 
 
 def looked(monkeypatch: pytest.MonkeyPatch, times: dict[str, float], **changes: Any) -> tuple[Any, Any]:
-    """What was known, a nanosecond for each number, and what is after a look."""
+    """Knowledge before a look, a nanosecond for each number, and after it."""
     monkeypatch.setattr(looks, "Rater", Paced)
     monkeypatch.setattr(Paced, "times", times)
     monkeypatch.setattr(Paced, "ran", [])

@@ -1,4 +1,4 @@
-"""What methods would lose, and what all ranks believe of that."""
+"""Losses of methods, and what all ranks believe of them."""
 
 from __future__ import annotations
 

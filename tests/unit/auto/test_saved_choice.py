@@ -1,4 +1,4 @@
-"""Which plan a state was saved under."""
+"""The plan that a state was saved under."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = ["none", "bf16", "topk"]
 
 
 def told(policy: Policy, lacks: Sequence[str]) -> list[int]:
-    """What a rank tells that has no part of some tensors."""
+    """Answer of a rank that has no part of some tensors."""
     heard: list[int] = []
 
     def tell(values: Sequence[int]) -> list[Sequence[int]]:

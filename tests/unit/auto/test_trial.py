@@ -120,7 +120,7 @@ def signs_of(kind: type[Trial], sizes: list[float]) -> list[list[tuple[int, int]
 
 
 def fair(kind: type[Trial]) -> bool:
-    """Whether equals are expected to keep their stakes, and get odds of 20 in at most one of 20 trials, 4 in one of 4."""
+    """True if equals are expected to keep their stakes, and get odds of 20 in at most one of 20 trials, 4 in one of 4."""
     draw = random.Random(2)
     for _ in range(4):
         ways = signs_of(kind, [draw.paretovariate(1.0) / 50 for _ in range(9)])

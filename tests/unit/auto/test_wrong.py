@@ -1,4 +1,4 @@
-"""What can go wrong under ``auto``, case by case: what it does then, and says. Others are in ``test_driver``."""
+"""Failures under ``auto``, case by case: what it does then, and says. Others are in ``test_driver``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits together, wires whose sizes differ between ranks, padding, and answers that no peer sends."""
+"""Compositions that are legal, wires whose sizes differ between ranks, padding, and answers that no peer sends."""
 
 from __future__ import annotations
 

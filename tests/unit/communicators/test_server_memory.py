@@ -67,7 +67,9 @@ def test_what_is_owed_is_the_workers_memory_and_the_servers(communicator: str) -
 
 @pytest.mark.parametrize("communicator", SERVERS)
 def test_the_recursion_written_densely(communicator: str) -> None:
-    """One block of scaled signs at each end, with plain tensors, W = 2: a = mean C(p) + d; send C(a); d = a - C(a)."""
+    """The recursion of one block of scaled signs at each end, with plain tensors, W = 2: a = mean C(p) + d; send C(a); d = a -
+    C(a).
+    """
 
     def scaled_sign(x: Tensor, pieces: int) -> Tensor:
         return torch.cat([part.abs().mean() * part.sign() for part in x.chunk(pieces)])

@@ -1,4 +1,6 @@
-"""Whether Triton's kernels can run: what speaks against it is said once, and CUDA tensors then get plain torch."""
+"""Use of Triton's kernels, or why they cannot run: what speaks against it is said once, and CUDA tensors then get plain
+torch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_where_all_is_well_cuda_gets_triton(device: types.SimpleNamespace):
 
 @pytest.fixture
 def unasked(device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """That device, where nobody has said which kernels shall run."""
+    """The device, where nobody has said which kernels shall run."""
     monkeypatch.delenv(backends.VARIABLE)
     backends._find_triton.cache_clear()
     yield device

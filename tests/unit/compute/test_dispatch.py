@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs."""
+"""Choice of the implementation of an operation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_module_serves_its_device_and_the_operations_that_it_has(
 
 
 def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a device that every machine has; "cuda" is what it serves."""
+    """A kernel of a device that every machine has; "cuda" is what it serves."""
     (family / "triton.py").write_text(DOUBLE)
     pretend(monkeypatch, meta="triton")
     ops = imported()
@@ -100,7 +100,7 @@ def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file in its folder; here another stands in for it."""
+    """A kernel is one file in its folder; here another stands in for it."""
     from grace.kernels import hash_coefficients, polynomial_hash
 
     name, file = "grace.kernels.hashing.triton", tmp_path / "triton.py"

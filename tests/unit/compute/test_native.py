@@ -1,4 +1,4 @@
-"""How the native kernels are found, called and shared between threads and processes; not what they compute."""
+"""Finding, calling and sharing of the native kernels between threads and processes; not what they compute."""
 
 from __future__ import annotations
 

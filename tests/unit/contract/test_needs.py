@@ -1,4 +1,4 @@
-"""What methods need of the optimizer: how it adds up, and that it is true."""
+"""Needs of methods of the optimizer: how they add up, and that they are true."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def assemble_what_may_be_lost() -> None:
 
 
 def faults(code: Any) -> list[str]:
-    """What a compiled kernel has that it must not have."""
+    """Faults of a compiled kernel: what it must not have."""
     found = re.findall(FORBIDDEN, code.asm["ptx"])
     if "16x2" in code.asm["ptx"]:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -113,7 +113,7 @@ def placed(way: Way, even: bool) -> Way:
 
 
 def ones_of(kernel: Any, way: Way) -> Iterator[tuple[str, ...]]:
-    """Which integers of a launch may be 1, and so be known to the compiler: none, each, n with its block, and all."""
+    """Integers of a launch that may be 1, and so be known to the compiler: none, each, n with its block, and all."""
     integers = {name for name, value in way if value == NUMBER}
     free = integers - opaque(kernel) | {"block"}  # which is n where n is less, also where it is a constant of the way
     names = tuple(name for name in kernel.arg_names if name in free)

@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the file says. ways: of each kernel, with the test that launches it. words: arguments of 32 bits."""
+    """Contents of the file. ways: of each kernel, with the test that launches it. words: arguments of 32 bits."""
 
     words: frozenset[str]
     ways: dict[str, list[tuple[Way, str]]]
@@ -82,7 +82,7 @@ def _see(name: str, value: Any, constant: bool) -> Any:
 
 @contextmanager
 def recorded() -> Iterator[set[Launch]]:
-    """What is launched in the interpreter, whether it then runs or not."""
+    """Launches in the interpreter, whether they then run or not."""
     launches, module = set[Launch](), importlib.import_module("triton.runtime.interpreter")
     run = module.InterpretedFunction.run
 
@@ -158,7 +158,7 @@ def cover(ways: Iterable[Way], *, pairs: bool = True) -> list[Way]:
 
 
 def derive(records: Iterable[tuple[str, Launch]]) -> Known:
-    """What the file says, from (test, launch)."""
+    """Contents of the file, from (test, launch)."""
     records = sorted(set(records), key=lambda record: (len(record[0]), repr(record)))  # short names before long ones
     words = frozenset(name for _, launch in records for name, value in launch.way if value == WORD)
     found: dict[str, dict[Way, str]] = {}

@@ -31,7 +31,7 @@ def test_a_kernel_that_differs_is_named() -> None:
 
 
 def missing() -> str:
-    """What is not installed of all that this needs."""
+    """Tools that this needs and that are not installed."""
     wanted = {"cmake": ("cmake",), "g++-aarch64-linux-gnu": (COMPILER,), "qemu-user-static": EMULATOR}
     return ", ".join(package for package, names in wanted.items() if not any(map(shutil.which, names)))
 

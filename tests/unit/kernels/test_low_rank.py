@@ -125,7 +125,7 @@ def test_solve_ridge_is_its_formula(r: int, m: int) -> None:
 
 
 def test_solve_ridge_of_many_sizes() -> None:
-    """Of some torch's own square roots on the CPU are those beside the nearest."""
+    """Ridges of many sizes; torch's own square roots of some numbers on the CPU are those beside the nearest."""
     for r in (1, 2, 4):
         for m in range(r, 181):
             p = rand(r, m, seed=m)

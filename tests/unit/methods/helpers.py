@@ -1,4 +1,4 @@
-"""What the tests of several methods share: inputs, and the steps of simulated workers."""
+"""Shared parts of the tests of several methods: inputs, and the steps of simulated workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the quantizers share."""
+"""Shared parts of the tests of the quantizers."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def assert_loses_nothing(spec: str | Method[Any], n: int = 101, worlds: Sequence
 
 
 def assert_agrees_on_nonfinite(spec: str | Method[Any], n: int = 40) -> None:
-    """One rank's NaN or inf is everyone's, and the state stays as it was."""
+    """A NaN or inf of one rank is everyone's, and the state stays as it was."""
     for bad in (math.nan, math.inf, -math.inf):
         sim = Simulator(grace.Policy([("*", spec)]), 3)
         sim.step({"x": gradients(3, n, 0)})

@@ -64,7 +64,7 @@ def test_a_private_wire_begins_with_the_key_of_its_senders_stream() -> None:
     ("private", 0.0, 0.0358), ("private", 1.0, 0.0358), ("shared", 0.0, 0.5704), ("shared", 1.0, 0.0583),
 ])  # fmt: skip
 def test_the_error_of_the_mean_of_16_workers(rotation: str, noise: float, paper: float) -> None:
-    """Of gradients of one bit, over their mean square. Private rotations: 0.571 / 16, as in the authors' code."""
+    """Error of gradients of one bit, over their mean square. Private rotations: 0.571 / 16, as in the authors' code."""
     x, *noises = torch.randn(17, 16384, generator=torch.Generator().manual_seed(1)).unbind()
     xs = [x + noise * one for one in noises]
     mean = run(grace.method(f"drive:rotation={rotation}"), xs)[0].mean

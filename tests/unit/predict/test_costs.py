@@ -1,4 +1,4 @@
-"""One number for one question: whoever asks how long a step takes."""
+"""The same number for the same question: whoever asks how long a step takes."""
 
 import dataclasses
 import random
@@ -87,7 +87,9 @@ def test_a_forecast_and_the_report_are_the_probed_cost(seed):
 
 @pytest.mark.parametrize("name", ["100mbit", "10gbit"])
 def test_what_a_codec_is_worth_is_what_advise_says(name):
-    """Of a step that only exchanges one tensor: the seconds, and the link under which it beats both dense all-reduces."""
+    """Advice on a step that only exchanges one tensor: the seconds, and the link under which it beats both dense
+    all-reduces.
+    """
     numbers, there = 1_000_000, link(name)
     step = step_of(numbers, 1, ADD)
     exchanges = {

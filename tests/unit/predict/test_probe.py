@@ -131,7 +131,7 @@ def test_timings_start_empty():
 
 # ---- several lines ----------------------------------------------------------------------------------------------------
 def told_on_lines() -> list[Any]:
-    """What each of four workers, on two lines of two, hears when each tells its number."""
+    """Numbers that each of four workers, on two lines of two, hears when each tells its own."""
     lines, across = [Threads(2), Threads(2)], [Threads(2), Threads(2)]
 
     def tell(rank: int) -> Any:

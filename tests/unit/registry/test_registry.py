@@ -28,7 +28,7 @@ from tests.laws.cases import CASES
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
+    """Removes what a test registers, after it."""
     for table in (registry.METHODS, registry.MEMORIES, registry.COMMUNICATORS):
         for part in ("_entries", "_classes", "_aliases"):
             monkeypatch.setattr(table, part, dict(getattr(table, part)))

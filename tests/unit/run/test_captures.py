@@ -88,7 +88,7 @@ def eager(spec: str, steps: int) -> tuple[list[Worker], list[dict[str, Tensor]]]
 def captured(
     spec: str, steps: int, captures: type[Captures] = Captures
 ) -> tuple[list[Worker], list[dict[str, Tensor]]]:
-    """One step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
+    """A step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
     workers = make(spec)
     exchange(workers, gradients(0))
     for worker in workers:
@@ -146,7 +146,7 @@ def test_replays_are_steps(spec: str):
 class NotCopied(Captures):
     """The new state takes the old one's place, as without a graph."""
 
-    def keep_old_state(self, old, out):
+    def keep_old_state(self, old, out, undoes):
         return out
 
 
@@ -247,6 +247,74 @@ def test_a_capture_is_no_step_and_a_replay_is_one():
         assert (session.worker.step, session.stats.steps) == (count, count)
     steps.step({"w": x.clone()})
     assert session.worker.step == 4
+
+
+class NotCopiedBefore(Captures):
+    """Mutant: a dropped replay leaves the states that it has made."""
+
+    def undo(self) -> None:
+        pass
+
+
+def dropped(spec: str, captures: type[Captures] = Captures) -> tuple[list[Worker], list[Worker]]:
+    """Workers that drop their second replay of three, and workers to which it did not happen, but for the count of steps."""
+    both = []
+    for drops in (True, False):
+        workers = make(spec)
+        for worker in workers:
+            worker.keep_unapplied()
+        exchange(workers, gradients(0))
+        for worker in workers:
+            worker.settle()
+            worker._captures.__class__ = captures
+        static = gradients(1)
+        held = [[state for _, state in worker._states.values()] for worker in workers]
+        before = [[clone_state(state) for state in states] for states in held]
+        with pretend_capturing(), Graph() as graph:
+            given = [{name: x.clone() for name, x in grads.items()} for grads in static]
+            exchange(workers, given)
+        for old, new in zip(before, held, strict=True):
+            for a, b in zip(leaves(tuple(old)), leaves(tuple(new)), strict=True):
+                b.copy_(a)
+        for step in (1, 2, 4):
+            if step == 2 and not drops:
+                for worker in workers:
+                    worker.step += 1
+                    worker._captures.tell_step(worker.step)
+                continue
+            for source, fresh in zip(static, gradients(step), strict=True):
+                for name in source:
+                    source[name].copy_(fresh[name])
+            graph.replay()
+            for worker in workers:
+                worker.replayed(applied=step != 2)
+        both.append(workers)
+    return both[0], both[1]
+
+
+def same_states(some: list[Worker], others: list[Worker]) -> bool:
+    return all(
+        torch.equal(a, b)
+        for worker, other in zip(some, others, strict=True)
+        for name in ("w", "v")
+        for a, b in zip(leaves(worker._states[name][1]), leaves(other._states[name][1]), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=0.2", "powersgd:rank=2,min_rate=0.1", "efsignsgd:beta=0.7", "qsgd:bits=4"]
+)
+def test_a_replay_that_is_dropped_owes_nothing(spec: str):
+    assert same_states(*dropped(spec))
+
+
+def test_a_replay_that_is_not_undone_is_noticed():
+    assert not same_states(*dropped("topk:ratio=0.2", NotCopiedBefore))
+
+
+def test_a_worker_that_keeps_nothing_refuses_to_undo():
+    with pytest.raises(GraceError, match="keeps nothing that could be undone"):
+        make("none")[0].replayed(applied=False)
 
 
 def test_replayed_without_a_capture_is_refused():

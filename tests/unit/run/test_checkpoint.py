@@ -46,7 +46,7 @@ def exchange(session: Session, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") -> list[Any]:
-    """What each of ``world`` workers saves after three steps, and what each owes."""
+    """State that each of ``world`` workers saves after three steps, and its debts."""
 
     def work(transport: Any, rank: int) -> Any:
         mine = begin(transport, spec, granularity)
@@ -61,7 +61,7 @@ def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") 
 
 
 def merged(saved: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a file has of all ranks: equal keys are one rank's."""
+    """Contents of a file of all ranks: equal keys are one rank's."""
     out: dict[str, Any] = {}
     for one in saved:
         out.update(one)

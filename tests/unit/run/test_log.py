@@ -1,4 +1,4 @@
-"""What is logged of an exchange: per step, what compression loses, and to whom."""
+"""Logs of an exchange: per step, what compression loses, and to whom."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_memory_norm_is_that_of_what_is_owed() -> None:
 
 @pytest.mark.parametrize("name", grace.methods())
 def test_errors_of_all_methods(name: str) -> None:
-    """Of a method that only casts or codes it is tiny; the state that goes in stays as it was."""
+    """The error of a method that only casts or codes is tiny; the state that goes in stays as it was."""
     method = grace.method(name)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     peer, like = grace.Peer(1, 4, step=3, name="w"), x.clone()

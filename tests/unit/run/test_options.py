@@ -22,7 +22,7 @@ from tests.unit.networks import in_threads
 
 SOURCES = Path(grace.__file__).parent
 DOORS: list[Any] = [
-    grace.attach, grace.local, grace.DistributedOptimizer, grace.Simulator, AttachingCallback, plan
+    grace.attach, grace.local, grace.outer, grace.DistributedOptimizer, grace.Simulator, AttachingCallback, plan
 ]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_only_doors_take_the_options_one_by_one() -> None:
                 if len(arguments & names) >= 4:
                     found.add((str(path.relative_to(SOURCES)), node.name))
     assert found == {
-        ("adapters/attach.py", "attach"), ("adapters/local_steps.py", "local"),
+        ("adapters/attach.py", "attach"), ("adapters/outer/door.py", "local"), ("adapters/outer/door.py", "outer"),
         ("adapters/torch_optimizer.py", "DistributedOptimizer"), ("adapters/trainers.py", "__init__"),
         ("jax/host.py", "compressed_mean_on_host"), ("keras/attach.py", "attach"), ("tensorflow/gradients.py", "__init__"),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whether replicas agree: digests, windows, who stands out, and what a session does about it."""
+"""Comparison of replicas: digests, windows, who stands out, and what a session does about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of a reduce-scatter of many tensors: what is not compressed travels beside the others, in their collective."""
+"""A step of a reduce-scatter of many tensors: what is not compressed travels beside the others, in their collective."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def exchange(one: Worker, seed: int) -> dict[str, Tensor]:
 
 
 def owed(one: Worker) -> Any:
-    """What the next step depends on, without the count of steps."""
+    """State that the next step depends on, without the count of steps."""
     saved = one.state_dict()
     return [in_bytes(saved[key]) for key in ("states", "methods", "owed")] + [saved.get("instalments")]
 

@@ -1,4 +1,4 @@
-"""One worker's side: what it refuses, what it does with an inf or NaN, what survives a switch, and its state."""
+"""A worker's side: what it refuses, what it does with an inf or NaN, what survives a switch, and its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def only(method: Any) -> Policy:
 
 
 def step(worker: Worker, **tensors: Tensor) -> dict[str, Tensor]:
-    """One step of a lone worker."""
+    """A step of a lone worker."""
     (outs,) = simulate([worker.exchange({name: x.clone() for name, x in tensors.items()})])
     worker.advance()
     return {name: out.mean.clone() for name, out in outs.items()}
@@ -250,7 +250,7 @@ def test_peers_know_the_step_and_the_name():
 
 # ---- a collective that fails -----------------------------------------------------------------------------------------
 def test_a_later_round_that_fails_leaves_every_memory_whole():
-    """One tensor has finished when the second round of another fails: the step did not happen for either."""
+    """A tensor has finished when the second round of another fails: the step did not happen for either."""
     policy = Policy([("long", f"{TOP1},communicator=scatterreduce"), ("*", TOP1)])
     tensors = {"short": vector(4, 1, 2, -3), "long": vector(1, -5, 2, 3)}
     worker, twin = Worker(policy, 0, 1), Worker(policy, 0, 1)

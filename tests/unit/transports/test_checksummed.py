@@ -71,7 +71,7 @@ def test_four_bytes_are_counted() -> None:
 
 
 def damage(name: str, rank: int, place: int) -> str:
-    """What rank ``rank`` says if a bit of its answer's byte ``place`` flips."""
+    """Error of rank ``rank`` if a bit of its answer's byte ``place`` flips."""
     exchange = checksummed(ask(OPS[name](numbers(rank))), rank, WORLD)
     sealed = [next(checksummed(ask(OPS[name](numbers(r))), r, WORLD)) for r in range(WORLD)]
     next(exchange)

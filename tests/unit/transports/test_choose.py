@@ -1,4 +1,4 @@
-"""Which transport a job gets: by name, by variable, and by how it was launched."""
+"""Choice of a job's transport: by name, by variable, and by how it was launched."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_other_memory_is_refused() -> None:
 @needs_memory
 def test_descriptors_are_closed_with_the_transport() -> None:
     def descriptors() -> list[str]:
-        """Those of its kinds: a process has others, which come and go."""
+        """Descriptors of its kinds: a process has others, which come and go."""
         places = []
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # of the listing itself

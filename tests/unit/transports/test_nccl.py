@@ -1,4 +1,6 @@
-"""What NCCL needs otherwise than gloo, as far as a machine without a GPU can show it: stand-ins for the group record calls."""
+"""Needs of NCCL that differ from gloo's, as far as a machine without a GPU can show it: stand-ins for the group record
+calls.
+"""
 
 from __future__ import annotations
 

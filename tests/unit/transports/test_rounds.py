@@ -1,4 +1,4 @@
-"""Where workers meet that come and go: who begins together, and that all say the same of a round."""
+"""Meeting of workers that come and go: who begins together, and that all say the same of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method needs besides the gradient."""
+"""Memory that a method needs besides the gradient."""
 
 from __future__ import annotations
 

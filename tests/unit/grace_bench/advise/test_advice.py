@@ -48,7 +48,7 @@ KNOWN = {
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    """What the survey knows; the archive grows."""
+    """Evidence of the survey, fixed here, as the archive grows."""
     monkeypatch.setattr("grace_bench.advise.advice.evidence_for", KNOWN.get)
 
 

@@ -1,4 +1,4 @@
-"""What is timed is the real thing: the cases compute what they say."""
+"""Timed cases are the real thing: they compute what they say."""
 
 from dataclasses import dataclass, field
 
@@ -81,7 +81,7 @@ def test_variants_have_no_other_memory_than_error_feedback():
 
 @dataclass(frozen=True)
 class Averages(Method):
-    """One round; notes what it comes to, and on which state."""
+    """A method of one round; notes what it comes to, and on which state."""
 
     means: list = field(default_factory=list)
 

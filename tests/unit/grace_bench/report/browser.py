@@ -15,7 +15,7 @@ SWITCHES = (
 
 
 def missing() -> str | None:
-    """What a browser test needs and this machine has not."""
+    """Programs that a browser test needs and this machine does not have."""
     try:
         import selenium  # noqa: F401
     except ModuleNotFoundError:
@@ -101,7 +101,7 @@ class Page:
         )
 
     def messages(self):
-        """What the console has said since the last time."""
+        """Messages of the console since the last time."""
         return [line["message"] for line in self.driver.get_log("browser")]
 
     def requests(self):

@@ -52,7 +52,7 @@ def page(open_browser, report):
 
 
 def points(page, name):
-    """How many methods each plot of a figure marks, once it shows what is selected."""
+    """Number of methods that each plot of a figure marks, once it shows what is selected."""
     page.figures()
     return page.js(
         "return [...document.querySelectorAll('#figure-' + arguments[0] + ' .plot')]"

@@ -1,4 +1,4 @@
-"""What runs say of a method's quality."""
+"""Evidence of runs on a method's quality."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def leave_out_a_parameter(seen, name):
 
 
 def halve_the_step(seen, name):
-    """What is learned from one step to the next is half of it."""
+    """Halves what is learned from one step to the next."""
     first = seen["trained"][name]["losses"][0][1]
     seen["trained"][name]["losses"] = [[a, first + (b - first) / 2] for a, b in seen["trained"][name]["losses"]]
 
