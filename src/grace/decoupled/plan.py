@@ -14,6 +14,7 @@ from grace.decoupled.codec import read_codec, spell_codec
 from grace.errors import ConfigurationError, FingerprintMismatch, PayloadError, out_of_range
 from grace.version import __version__
 
+MOST_BYTES = (1 << 31) - (1 << 20)  # of a fragment: gRPC's messages have less than 2**31
 _MOST_NUMBERS = 1 << 40  # of one model, in what a stranger sends
 _NAMES_SHOWN = 5
 
@@ -69,9 +70,16 @@ class Plan:
         if fragments > len(parameters):
             raise out_of_range("decoupled", "fragments", fragments, f"1 to {len(parameters)}, the number of parameters")
         shapes = [list(p.shape) for p in parameters.values()]
+        places = balance([math.prod(shape) for shape in shapes], fragments)
+        for fragment in places:
+            if (size := sum(4 * math.prod(shapes[place]) for place in fragment)) > MOST_BYTES:
+                raise ConfigurationError(
+                    f"decoupled: with fragments={fragments} one has {size:,} bytes, and a message at most {MOST_BYTES:,}: cut "
+                    "the model into more of them"
+                )
         return cls(
             list(parameters), shapes, [name in plain for name in parameters],
-            balance([math.prod(shape) for shape in shapes], fragments), every, overlap, spell_codec(up), spell_codec(down),
+            places, every, overlap, spell_codec(up), spell_codec(down),
             seed, [__version__, str(wire.VERSION)],
         )  # fmt: skip
 
