@@ -49,10 +49,11 @@ from grace.transports.choose import transport
 from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
 
-if _typing.TYPE_CHECKING:
-    from grace.registry import methods  # what a call of the package gives
+if _typing.TYPE_CHECKING:  # what calls of these packages give
+    from grace.decoupled import decoupled
+    from grace.registry import methods
 else:
-    from grace import methods
+    from grace import decoupled, methods
 
 __all__ = [
     "Auto",
@@ -84,6 +85,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "decoupled",
     "dequantize",
     "desparsify",
     "init_process_group",

@@ -19,6 +19,7 @@ from grace.cli.migrate import migrate
 from grace.cli.report import report
 from grace.cli.simulate import simulate
 from grace.cli.survey import survey_add, survey_merge, survey_plan, survey_report, survey_run, survey_steps
+from grace.cli.syncer import syncer
 from grace.cli.tasks import tasks
 from grace.cli.verify import verify
 from grace_command import shell
@@ -35,7 +36,7 @@ survey = typer.Typer(
 )
 app.add_typer(survey, name="survey")
 _COMMANDS: list[Callable[..., None]] = [
-    list_, explain, tasks, runs.train, runs.compare_, simulate, advise, report, verify, doctor,
+    list_, explain, tasks, runs.train, runs.compare_, simulate, syncer, advise, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
     runs.bench_train, suite.smoke, suite.link, suite.predict, codecs,

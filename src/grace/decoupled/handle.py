@@ -210,7 +210,7 @@ def decoupled(
 
     Raises:
         ConfigurationError: a knob out of range, a wrapped model, or packages that are not installed.
-        FingerprintMismatch, AgreementError: the syncer has another model or other settings, or enough learners.
+        AgreementError: the syncer has another model, or other settings, or enough learners.
         StateError: a state that does not fit.
     """
     if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():

@@ -19,7 +19,7 @@ from grace.decoupled.network import METHOD, OPTIONS, grpc
 from grace.decoupled.packing import pack, read_learner
 from grace.decoupled.settings import SyncerSettings
 from grace.decoupled.syncer import Syncer
-from grace.errors import PayloadError, TransportError
+from grace.errors import PayloadError, TransportError, out_of_range
 
 _log = logging.getLogger("grace.decoupled")
 _PINGS = [("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
@@ -184,6 +184,8 @@ def serve(
     settings = SyncerSettings(
         learners, quorum, lr=lr, momentum=momentum, average=average, margin=margin, forget_after=forget_after
     )
+    if not save_every > 0:
+        raise out_of_range("syncer", "save_every", save_every, "seconds, > 0")
     path = None if checkpoint is None else Path(checkpoint)
     syncer = Syncer(settings, secrets.token_hex(8), keeps=path is not None)
     if path is not None and path.exists():
