@@ -23,6 +23,7 @@ from grace.decoupled.checkpoint import read_parameters
 from grace.errors import AgreementError, ConfigurationError, StateError, UnexchangedWarning
 from grace_bench.workers.ports import free_port
 from tests.distributed.processes import SERVER
+from tests.docs.pages import ROOT, run_blocks
 from tests.patience import PATIENCE
 
 pytest.importorskip("grpc")
@@ -175,6 +176,31 @@ def test_another_model_a_learner_too_many_and_a_name_that_is_taken_are_told_at_o
     assert all(map(torch.equal, first.merged().values(), again.merged().values()))
     again.detach()
     first.detach()
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    port = free_port()
+    syncer = Running(sync, port, str(tmp_path / "syncer.pt"))
+    syncer.listen()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["learner.py", f"127.0.0.1:{port}", "a"])
+    for _ in range(2):  # it goes on where it stopped
+        run_blocks(ROOT / "docs/concepts/decoupled.md")
+    assert (
+        torch.load("merged.pt", weights_only=True).keys() == read_parameters_when_there(tmp_path / "syncer.pt").keys()
+    )
+    syncer.kill()
+
+
+def read_parameters_when_there(file: Path) -> dict[str, torch.Tensor]:
+    wait_until(file.exists)
+    return read_parameters(file)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def wait_for(action: Callable[[], None]) -> None:

@@ -199,7 +199,8 @@ def decoupled(
         name: which no other learner has; a process that takes this one's place has the same.
         every: H, steps from one exchange of a fragment to the next, >= 1.
         method: a compressor for what is sent, such as ``"topk:ratio=0.01"``; what it leaves out is sent later.
-        down: a compressor for what comes; by default the same.
+        down: a compressor for what comes; by default bf16, or none where ``method`` is. A coarse one lags behind,
+            and with outer momentum the training may then diverge.
         fragments: P, of about equal sizes, exchanged in turn: 1 to ``every``, and to the number of parameters.
         overlap: steps that the exchange of a fragment may take, >= 0; within them the syncer waits for more learners.
         tokens_per_step: tokens, or samples, of one step, >= 1: learners that see more of them weigh more.
@@ -220,7 +221,7 @@ def decoupled(
     parameters = find_trained(model, optimizer)
     embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     plan = Plan.of(
-        parameters, every=every, fragments=fragments, overlap=overlap, up=method, down=method if down is None else down,
+        parameters, every=every, fragments=fragments, overlap=overlap, up=method, down=down,
         plain=[key for key, p in parameters.items() if p in embeddings], seed=seed,
     )  # fmt: skip
     learner = Learner(name, parameters, plan, tokens_per_step=tokens_per_step, start=secrets.randbits(32))

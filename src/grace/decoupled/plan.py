@@ -49,11 +49,11 @@ class Plan:
         fragments: int = 1,
         overlap: int = 1,
         up: str = "none",
-        down: str = "none",
+        down: str | None = None,
         plain: Sequence[str] = (),
         seed: int = 0,
     ) -> Plan:
-        """The plan for these parameters, of any shapes.
+        """The plan for these parameters, of any shapes. ``down`` is by default bf16, or none where ``up`` is.
 
         Raises:
             ConfigurationError: a number out of range, more fragments than parameters, or a codec that cannot be used.
@@ -70,6 +70,8 @@ class Plan:
         if fragments > len(parameters):
             raise out_of_range("decoupled", "fragments", fragments, f"1 to {len(parameters)}, the number of parameters")
         shapes = [list(p.shape) for p in parameters.values()]
+        sent = spell_codec(up)
+        got = spell_codec(down or ("none" if sent == "none" else "bf16"))
         places = balance([math.prod(shape) for shape in shapes], fragments)
         for fragment in places:
             if (size := sum(4 * math.prod(shapes[place]) for place in fragment)) > MOST_BYTES:
@@ -79,7 +81,7 @@ class Plan:
                 )
         return cls(
             list(parameters), shapes, [name in plain for name in parameters],
-            places, every, overlap, spell_codec(up), spell_codec(down),
+            places, every, overlap, sent, got,
             seed, [__version__, str(wire.VERSION)],
         )  # fmt: skip
 
