@@ -138,7 +138,15 @@ def _train_decoupled(
     seconds = setting.seconds()
     for number, each in enumerate(seconds):
         Process(
-            world, f"l{number}", problem.model, train, seconds=each, plan=plan, tokens=setting.batch, keep_every=_KEEP
+            world,
+            f"l{number}",
+            problem.model,
+            train,
+            seconds=each,
+            plan=plan,
+            tokens=setting.batch,
+            keep_every=_KEEP,
+            patience=30.0,
         )
     processes = list(world.processes.values())
     for time, worker in setting.deaths():
