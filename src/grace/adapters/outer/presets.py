@@ -92,7 +92,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({
         "fp8", {"every": 100, "fragments": 4, "delay": 1, "alpha": 0.5, **_NESTEROV}
     ),
     "sparseloco": Preset("topk:ratio=0.015625,beta=0.95", {"every": 30}),
-    "muloco": Preset("qsgd:bits=2,memory=residual", {"every": 30, **_NESTEROV}),
+    "muloco": Preset("qsgd:bits=2,bucket=64,memory=residual", {"every": 30, **_NESTEROV}),
 })  # fmt: skip
 
 
