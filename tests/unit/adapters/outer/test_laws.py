@@ -150,7 +150,7 @@ def test_that_finds(owner: Any, name: str, defect: Callable[..., Any], monkeypat
 
 
 def test_the_vectors_of_the_papers_equations() -> None:
-    """Two ranks end at 0.6 and 0.8, then at 0.501 and 0.401: theta 0.601, then 0.2314. A local 0.5, half of it kept beside 0.601,
+    """Two ranks end at 0.6 and 0.8, then at 0.501 and 0.401: theta 0.601, then 0.2314. A local 0.5, half of which is kept,
     becomes 0.5505.
     """
     p = torch.tensor([1.0])
