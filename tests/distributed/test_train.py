@@ -65,6 +65,33 @@ def folder(tmp_path):
 
 
 @pytest.mark.usefixtures("forked")
+def test_an_outer_loop_trains_beside_methods_and_sends_less_by_its_steps(folder):
+    methods = "diloco:every=4,local_sgd:every=8,method=(topk:ratio=0.05)"
+    arguments = [
+        "--methods",
+        methods,
+        "--workers",
+        "2",
+        "--steps",
+        "16",
+        "--evaluations",
+        "2",
+        "--baselines",
+        "ddp-fp32",
+    ]
+    done = run("bench", "train", "--tasks", "digits", *arguments, "--out", "out", "--json", cwd=folder)
+    assert done.exit_code == 0, done.output
+    plain, diloco, local = json.loads(done.stdout)
+    assert [document["family"] for document in (plain, diloco, local)] == ["baseline", "outer loop", "outer loop"]
+    assert diloco["traffic"]["sent_bytes_per_step"] == pytest.approx(
+        plain["traffic"]["sent_bytes_per_step"] / 4, rel=0.01
+    )
+    assert 0 < local["traffic"]["sent_bytes_per_step"] < diloco["traffic"]["sent_bytes_per_step"]
+    assert all(document["replicas_agree"] and document["final"] > 0.2 for document in (plain, diloco, local))
+    assert diloco["prediction"] is None
+
+
+@pytest.mark.usefixtures("forked")
 def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     # powersgd needs shapes, which whole-model compression does not keep: it fails, in its workers
     arguments = [
