@@ -1,4 +1,4 @@
-"""Where ranks lie, and exchanges along an axis."""
+"""Grids of ranks, and exchanges along an axis."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def test_threefry_known_answers(key: tuple[int, int], counter: tuple[int, int], 
     ],
 )
 def test_streams_differ_in_every_field(other: Stream):
-    mine, theirs = STREAM.words(50), other.words(50)
-    assert int((mine == theirs).sum()) == 0, "100 equal words of 32 bits have probability 2e-8"
+    own, theirs = STREAM.words(50), other.words(50)
+    assert int((own == theirs).sum()) == 0, "100 equal words of 32 bits have probability 2e-8"
 
 
 def test_drawing_does_not_change_a_stream():

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains, by the names of a model, and what it holds for them."""
+"""Parameters that an optimizer trains, by the names of a model, and what it holds for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from grace.adapters.taken import refuse_shared
 from grace.adapters.wrappers import find_exchanging
 from grace.errors import ConfigurationError
+
+_WITHOUT_DDP = (
+    "Write grace.attach(model, ...) and keep the plain optimizer, or leave out DistributedDataParallel: "
+    "grace.DistributedOptimizer(optimizer, ..., model.module.named_parameters()) without it"
+)
 
 
 def find_trained(
@@ -36,6 +42,8 @@ def find_trained(
         )
     if not named:
         raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
+    if known is None:
+        refuse_shared(named)
     if known is not None and (new := named.keys() - known.keys()):
         raise ConfigurationError(
             f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when the loop began; "
@@ -82,13 +90,21 @@ def name_trained(
         )
     if not trained:
         raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
-    for p in trained:
+    return {name: p for p, name in reversed(names.items()) if p in trained}
+
+
+def refuse_split(named: Mapping[str, Tensor]) -> None:
+    """Refuses DTensors among these parameters, of any shapes.
+
+    Raises:
+        ConfigurationError: there is one; names it.
+    """
+    for name, p in named.items():
         if is_split(p):
             raise ConfigurationError(
-                f"{names[p]!r} is a DTensor, whose gradients its own wrapper exchanges; legal: parameters of which each "
+                f"{name!r} is a DTensor, whose gradients its own wrapper exchanges; legal: parameters of which each "
                 "rank has the whole"
             )
-    return {name: p for p, name in reversed(names.items()) if p in trained}
 
 
 def _name_by_place(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -97,11 +113,12 @@ def _name_by_place(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tens
         yield from zip(names, group["params"], strict=True)
 
 
-def refuse_ddp(named: Mapping[str, Tensor]) -> None:
+def refuse_ddp(named: Mapping[str, Tensor], remedy: str = _WITHOUT_DDP) -> None:
     """Refuses parameters that a ``DistributedDataParallel`` model exchanges, too: two exchanges would race on one gradient.
 
     Args:
         named: the parameters, of any shape, by name.
+        remedy: what to do, in words.
 
     Raises:
         ConfigurationError: such a model is alive; names a parameter of it.
@@ -114,8 +131,7 @@ def refuse_ddp(named: Mapping[str, Tensor]) -> None:
             gc.collect()  # a model that was dropped may wait for this
     raise ConfigurationError(
         f"{shared!r} belongs to a DistributedDataParallel model, which exchanges its gradient, too: ranks would end with "
-        "different parameters. Write grace.attach(model, ...) and keep the plain optimizer, or leave out "
-        "DistributedDataParallel: grace.DistributedOptimizer(optimizer, ..., model.module.named_parameters()) without it"
+        f"different parameters. {remedy}"
     )
 
 

@@ -109,7 +109,7 @@ def decode(finite: Flag, run: Callable[[], Any]) -> Flag:
 
 
 def _first(problems: list[Problem]) -> Exception:
-    """One error for several checks, at least one of which failed."""
+    """An error for several checks, at least one of which failed."""
     errors = [problem() for problem in problems]
     texts = list(dict.fromkeys(str(error) for error in errors))
     return errors[0] if len(texts) == 1 else type(errors[0])("one of: " + "; ".join(texts))

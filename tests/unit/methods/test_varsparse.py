@@ -18,7 +18,7 @@ from .helpers import UGLY, check_corrupted, check_nothing_lost, check_rows, code
 
 
 def one(method: VarSparse, samples: list[float], state: VarSparseState | None = None) -> tuple[float, VarSparseState]:
-    """One worker, one number, one step with these samples -> what was sent, and the state."""
+    """A worker's step of one number with these samples -> what was sent, and the state."""
     zs = [torch.tensor([z]) for z in samples]
     state = state or method.init(zs[0])
     for z in zs:

@@ -33,7 +33,7 @@ class Ridge(NamedTuple):
 
 
 class RidgeBucket(TurnedBucket):
-    """One step of T tensors: either :meth:`sum_first` and :meth:`firsts`, or :meth:`sum_factors`, :meth:`restore` and
+    """A step of T tensors: either :meth:`sum_first` and :meth:`firsts`, or :meth:`sum_factors`, :meth:`restore` and
     :meth:`succeed`; each is called once.
 
     Args:
@@ -64,7 +64,7 @@ class RidgeBucket(TurnedBucket):
 
     @property
     def matrices(self) -> list[int]:
-        """Which of its tensors are matrices."""
+        """The indices of those of its tensors that are matrices."""
         return self._plan.at
 
     def open_second(
@@ -79,7 +79,7 @@ class RidgeBucket(TurnedBucket):
         return open_ridges(owner, self._ridge, [sides[i] for i in at], turned, some, olds, last, peers, after=self)
 
     def rooms_of_matrices(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Where kernels work on its matrices, which are ``xs``, of any shapes."""
+        """Rooms in which kernels work on its matrices, which are ``xs``, of any shapes."""
         return xs if self._xs is self._given else [self._xs[i] for i in self.matrices]
 
     def point(self) -> bool:

@@ -138,7 +138,7 @@ class Kind:
         return there and self.olds.point(olds) and self.said.point(parts)
 
     def pair(self, factors: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of them ``[s]`` are the left ones, and which the right ones."""
+        """The left ones of them ``[s]``, and the right ones."""
         return (bases, factors) if self.turned else (factors, bases)
 
 
@@ -187,7 +187,7 @@ class TurnedPlan:
 
 
 class TurnedBucket:
-    """One step of T tensors; each method is called once, in this order.
+    """A step of T tensors; each method is called once, in this order.
 
     Args:
         plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
@@ -294,7 +294,7 @@ class TurnedBucket:
         return [results[i] for i in range(len(xs))], self._said()
 
     def _fine(self, kind: Kind) -> Tensor:
-        """Which matrices of a kind are finite, as far as was known before their factors came."""
+        """Mask of the matrices of a kind that are finite, as far as was known before their factors came."""
         return kind.all
 
     def _results(self, kind: Kind, finite: Tensor) -> dict[int, Exchanged[Any]]:

@@ -32,8 +32,8 @@ def row(**fields: object) -> SurveyRow:
 
 def steps(busy: bool = False, **methods: tuple[float, float, float]) -> StepTable:
     """Milliseconds of each method over the links, on the tasks a and b."""
-    said = {name: dict(zip(LINKS, ms, strict=True)) for name, ms in methods.items()}
-    tasks = {task: TaskSteps(2, 4, 1.0, said) for task in ("a", "b")}
+    milliseconds = {name: dict(zip(LINKS, ms, strict=True)) for name, ms in methods.items()}
+    tasks = {task: TaskSteps(2, 4, 1.0, milliseconds) for task in ("a", "b")}
     return StepTable(created="2026-01-01", system="x", cores=2, grace="1", torch="2", busy=busy, tasks=tasks)
 
 
@@ -102,8 +102,8 @@ def one(
 
 
 def said(finding: str, a: dict[str, Compared], b: dict[str, Compared], *, timed: bool = True) -> str:
-    found = {("survey", "a", 100): a, ("survey", "b", 100): b}
-    return next(verdict.verdict for verdict in judge(found, timed=timed) if finding in verdict.finding)
+    comparison = {("survey", "a", 100): a, ("survey", "b", 100): b}
+    return next(verdict.verdict for verdict in judge(comparison, timed=timed) if finding in verdict.finding)
 
 
 HIGH, LOW, MIDDLE = one(0.8), one(0.5), one(0.79)
@@ -121,7 +121,7 @@ HIGH, LOW, MIDDLE = one(0.8), one(0.5), one(0.79)
 )
 def test_error_feedback(a: tuple[Compared, ...], b: tuple[Compared | None, ...], verdict: str) -> None:
     names = ("topk", "topk:memory=none")
-    of_b = {name: one for name, one in zip(names, b, strict=True) if one is not None}
+    of_b = {name: compared for name, compared in zip(names, b, strict=True) if compared is not None}
     assert said("lifts top-k", dict(zip(names, a, strict=True)), of_b) == verdict
 
 
