@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from grace.adapters.outer.presets import OuterMethod, OuterSettings
 from grace.adapters.outer.saved import ShardedWindowCheckpoint, WindowCheckpoint, complete, read_window
 from grace.adapters.outer.state import OuterState
 from grace.adapters.outer.warmup import average_gradients
+from grace.adapters.taken import refuse_shared, release, take
 from grace.adapters.trained import find_trained, list_replicated, part_of, zero_nonfinite_state
 from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
@@ -42,6 +42,8 @@ from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 from grace.transports.torch_distributed import TorchDistributed
 
+_TAKEN = "is already trained in an outer loop, which exchanges it; use handle.detach() first"
+
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
 
@@ -52,8 +54,6 @@ class OuterLoop(Choosing):
 
     ``settings``: H, fragments, overlap and outer optimizer.
     """
-
-    _at_work: ClassVar[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -68,10 +68,9 @@ class OuterLoop(Choosing):
         group: dist.ProcessGroup | None = None,
         transport: str | Transport | None = "auto",
     ):
-        if optimizer in self._at_work:
-            raise ConfigurationError("this optimizer already takes part in an outer loop; use handle.detach() first")
         self._model, self._optimizer, self.settings = model, optimizer, settings
         self._parameters = find_trained(model, optimizer)
+        refuse_shared(self._parameters)
         auto, fixed, more = read_choice(method)
         if auto is not None and (settings.fragments > 1 or settings.delay):
             raise ConfigurationError(
@@ -111,7 +110,7 @@ class OuterLoop(Choosing):
             if settings.warmup_steps:
                 self._hook_before = optimizer.register_step_pre_hook(self._before_step)
         self._open = True
-        self._at_work.add(optimizer)
+        take(self, self._parameters.values(), _TAKEN)
 
     @property
     def _parts(self) -> dict[str, Tensor]:
@@ -477,7 +476,7 @@ class OuterLoop(Choosing):
         if not self._open:
             return
         self._open = False
-        self._at_work.discard(self._optimizer)
+        release(self)
         for hook in (self._hook, self._hook_before):
             if hook is not None:
                 hook.remove()
