@@ -148,7 +148,7 @@ def test_a_walk_that_was_too_short_is_known_later(monkeypatch: pytest.MonkeyPatc
     assert int(index.max()) < 5000, "harmless as an index"
     assert not bool(refusals.ok)
     with pytest.raises(GraceError, match="a subset of 1000 out of 5000 needs more walks"):
-        raise refusals.found[0][1]()
+        raise refusals.checks[0][1]()
 
 
 def test_round_keys_are_words_of_the_stream():

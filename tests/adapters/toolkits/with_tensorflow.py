@@ -404,18 +404,18 @@ def learning_rate(rank: int, world: int) -> None:
 def states(rank: int, world: int) -> None:
     whole, first, second = pair(), pair(), pair()
 
-    def mine(i: int) -> list[Any]:
+    def gradients_of(i: int) -> list[Any]:
         return [tf.constant([1.0, 2.0, 3.0, 4.0 + i + rank])] * 2
 
     for i in range(6):
         if i == 3:
             second.load_state_dict(flat(first.state_dict()))
-        means = (first if i < 3 else second).mean(mine(i))
-        assert all(map(alike, means, whole.mean(mine(i))))
+        means = (first if i < 3 else second).mean(gradients_of(i))
+        assert all(map(alike, means, whole.mean(gradients_of(i))))
     with raises(StateError):
         second.load_state_dict({} if rank else second.state_dict())
     second.switch("none")
-    second.mean(mine(0))
+    second.mean(gradients_of(0))
 
 
 # ---- the start ------------------------------------------------------------------------------------------------------
