@@ -74,7 +74,7 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
         ),
         *(pytest.param(p, 2, marks=pytest.mark.night("raw gradient")) for p in TOOLKITS if p.stem in _ALONE),
     ],
-    ids=lambda one: name(one) if isinstance(one, Path) else one,
+    ids=lambda value: name(value) if isinstance(value, Path) else value,
 )
 def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(_NEEDS.get(page.stem, page.stem)) is None:  # to import it here would cost seconds
@@ -85,10 +85,10 @@ def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "pycon")], ids=name)
 def test_examples_with_prompts(page: Path) -> None:
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    said: list[str] = []
+    output: list[str] = []
     for line, text in blocks(page, "pycon"):
-        runner.run(parser.get_doctest(text, {}, name(page), str(page), line), out=said.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+        runner.run(parser.get_doctest(text, {}, name(page), str(page), line), out=output.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(output)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -15,14 +15,14 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def test_what_is_written_to_is_not_the_subject():
     """A function that writes to ``out`` says "Sets" or "Adds to", and then ``out``; no variable is written with a capital."""
-    found = [
+    wrong = [
         f"{file.relative_to(SOURCES)}:{node.lineno} {node.name}"
         for file in sorted(SOURCES.rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and (first := re.match(r"(Out|[B-HJ-Z]) ", ast.get_docstring(node) or ""))
         if first[1] == "Out" or first[1].lower() in {argument.arg for argument in node.args.args}
     ]
-    assert found == []
+    assert wrong == []
 
 
 # A clause is no name of a thing, nor of an action.
@@ -90,34 +90,34 @@ def list_public() -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def takes_tensors(function: ast.FunctionDef) -> bool:
     annotations = [
-        one.annotation for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        argument.annotation for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     ]
-    texts = [ast.unparse(one) for one in annotations if one is not None]
+    texts = [ast.unparse(annotation) for annotation in annotations if annotation is not None]
     return any(re.search(r"\bTensor\b", text) and "Callable" not in text for text in texts)
 
 
 def list_raised(function: ast.FunctionDef) -> set[str]:
     """The errors that a function raises itself, by the names of their classes."""
-    found, rest = set(), list[ast.AST](function.body)
+    raised, rest = set(), list[ast.AST](function.body)
     while rest:
         node = rest.pop()
         if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
             continue
         if isinstance(node, ast.Raise) and node.exc is not None:
             made = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            found.add(getattr(made, "id", getattr(made, "attr", "")))
+            raised.add(getattr(made, "id", getattr(made, "attr", "")))
         rest += ast.iter_child_nodes(node)
-    return {name for name in found if name[:1].isupper()} - {"NotImplementedError", "AssertionError"}
+    return {name for name in raised if name[:1].isupper()} - {"NotImplementedError", "AssertionError"}
 
 
 def test_public_functions_say_the_shapes_of_tensors() -> None:
     """Laws (``verify``) take tensors of any shape."""
-    found = {
+    silent = {
         name
         for name, node in list_public()
         if takes_tensors(node) and not name.startswith("verify/") and not SHAPE.search(ast.get_docstring(node) or "")
     }
-    assert found == set(), "say ``[b, n]``, or 'of any shape'"
+    assert silent == set(), "say ``[b, n]``, or 'of any shape'"
 
 
 def test_public_functions_say_what_they_raise() -> None:

@@ -10,6 +10,7 @@ then parameters, averages and memories stay as they were.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -390,6 +391,19 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     def stats(self) -> Stats:
         """Bytes, steps, times and non-finite tensors since the start."""
         return self.session.stats
+
+    @property
+    def synchronized(self) -> bool:
+        """True if all replicas are the same, as between steps they are but for windows of local ones."""
+        return True
+
+    def sync(self) -> None:
+        """Makes all replicas the same, on all ranks, for instance at the end of training. Does nothing if they are."""
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """A context in which the parameters are those that all ranks have in common, to evaluate or save them."""
+        yield
 
     def close(self) -> None:
         """Leaves the job: no further step can be made, and another optimizer may take the parameters."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from grace.errors import ConfigurationError, unknown
 from grace.optim.base import CompressedOptimizer
@@ -23,7 +22,6 @@ OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {
     "demo": DeMo,
     "dion": Dion,
 }
-Factory: TypeAlias = Callable[..., CompressedOptimizer]
 _GIVEN = frozenset({"self", "params", "group", "transport", "options"})  # by whoever calls the factory
 
 
@@ -37,7 +35,7 @@ def optimizers() -> tuple[str, ...]:
     return tuple(OPTIMIZERS)
 
 
-def parse(text: str) -> Factory:
+def parse(text: str) -> functools.partial[CompressedOptimizer]:
     """A factory of the optimizer that a string names, to be called with parameters, and with whatever else its class takes,
     such as ``lr``, which counts more than the string's.
 

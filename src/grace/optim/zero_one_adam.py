@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -199,6 +200,18 @@ class ZeroOneAdam(CompressedOptimizer):
         """
         if not self.synchronized:
             self.session.run(self.synchronizing(), counted=True)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """A context in which the parameters are x_sync, to evaluate or save them; local steps go on after it."""
+        held = [] if self.synchronized else [(p, p.clone(), local(state["x_sync"])) for _, p, _, state in self._each()]
+        for p, _, sync in held:
+            p.copy_(sync)
+        try:
+            yield
+        finally:
+            for p, own, _ in held:
+                p.copy_(own)
 
     @torch.no_grad()
     def synchronizing(self) -> Exchange[None]:

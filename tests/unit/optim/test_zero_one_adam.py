@@ -109,6 +109,11 @@ def test_a_window_can_be_ended_early_and_dropped() -> None:
     workers.train(range(15))  # windows of 1 step, of 2, and of 4, of which 2 are made
     ends: list[Any] = workers.optimizers
     assert not ends[0].synchronized
+    own = workers.parameters()
+    with ends[0].shared(), ends[1].shared():
+        assert workers.replicas_equal()
+        assert not torch.equal(workers.parameters()[0], own[0])
+    assert all(map(torch.equal, own, workers.parameters()))
     simulate([optimizer.synchronizing() for optimizer in ends])
     assert ends[0].synchronized
     assert workers.replicas_equal()
