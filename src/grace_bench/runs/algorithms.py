@@ -68,7 +68,7 @@ class OuterAlgorithm(Algorithm):
 
     @property
     def method(self) -> OuterMethod:
-        """What compresses the pseudo-gradients."""
+        """The method that compresses the pseudo-gradients."""
         return self._read[1]
 
     @property
