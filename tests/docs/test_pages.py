@@ -13,7 +13,7 @@ from tests.distributed.processes import run_script, run_under_mpi
 from tests.docs.pages import PAGES, ROOT, blocks, name, run, run_blocks, write_script
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
-_FOR_WORKERS = ("auto.md", "coming-from.md", "ddp.md", "local-steps.md", "optimizer.md", "sharded.md")
+_FOR_WORKERS = ("auto.md", "coming-from.md", "ddp.md", "gossip.md", "local-steps.md", "optimizer.md", "sharded.md")
 WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
 # likewise; they start slowly, and of some one worker is enough in `make test`, which runs their doors in two elsewhere
 TOOLKITS = [ROOT / "docs/concepts" / page for page in ("integrations.md", "keras.md", "tensorflow.md")]

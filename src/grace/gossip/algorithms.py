@@ -23,7 +23,7 @@ from grace.contract.conversation import Conversation
 from grace.contract.knobs import Share, as_call, check_knobs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, StepMismatch
-from grace.flags.finite import Flag, and_
+from grace.flags.finite import Flag, ask_host
 from grace.gossip.graph import Graph
 from grace.kernels.finite import all_finite
 
@@ -110,8 +110,10 @@ class Compressed(Conversation[Any], abc.ABC):
         private = compressor.randomness == "private"
         rng = peer.private(compressor.id).fork(0) if private else peer.shared(compressor.id)
         wire, finite = compressor.encode_(rows, rng)
-        own = self._decode(wire, torch.zeros_like(out), peer, 1.0)  # the bits that others read
-        width = yield from _agree(and_(finite, all_finite(own)), out, peer, wire.shape[1])
+        own, fine = torch.zeros_like(out), ask_host(finite)
+        if fine:  # else the wire means nothing
+            fine = ask_host(all_finite(self._decode(wire, own, peer, 1.0)))  # the bits that others read
+        width = yield from _agree(fine, out, peer, wire.shape[1])
         if not width:
             return None
         out += own * self.graph.own(peer.step, peer.rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -81,7 +83,7 @@ def gossip(
 
 
 def _settings(
-    compressor: str | Compressor | GossipSettings | None, algorithm: Algorithm | None, given: dict[str, object]
+    compressor: str | Compressor | GossipSettings | None, algorithm: Algorithm | None, given: Mapping[str, object]
 ) -> GossipSettings:
     if not isinstance(compressor, GossipSettings):
         return read_gossip(compressor, algorithm, **given)

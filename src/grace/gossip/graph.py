@@ -129,7 +129,7 @@ class Graph:
         for t in range(count):
             product = self.matrix(t) @ product
         left = float(torch.linalg.matrix_norm(product - 1 / W, ord=2))
-        return 1.0 - min(1.0, left if left > 1e-12 else 0.0) ** (1 / count)
+        return 1.0 - math.pow(min(1.0, left if left > 1e-12 else 0.0), 1 / count)
 
     def theory_gamma(self, delta: float) -> float:
         """The step size of CHOCO's theorem 2, for symmetric w and a compressor with this contraction delta. In practice
