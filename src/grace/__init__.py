@@ -7,6 +7,7 @@ import typing as _typing
 import grace.methods as _methods
 from grace import communicators as _communicators
 from grace import memories as _memories
+from grace import optim as optim
 from grace.adapters.attach import attach
 from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from grace.adapters.doors import register_door

@@ -29,7 +29,7 @@ from grace.kernels.finite import all_finite
 
 
 class Mixed(NamedTuple):
-    """What a worker goes on with: x after mixing, in storage of its own; the state; False for ``finite`` if some worker's
+    """Result of a step for one worker: x after mixing, in storage of its own; the state; False for ``finite`` if some worker's
     numbers were not, and x and state are as they came.
     """
 

@@ -1,4 +1,4 @@
-"""What gossip saves beside the state of its session, and how it is read: nothing from a file is taken on trust."""
+"""The state of gossip beside that of its session, and how it is read: nothing from a file is taken on trust."""
 
 from __future__ import annotations
 

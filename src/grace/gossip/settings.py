@@ -26,7 +26,6 @@ from grace.schedules import Scheduled
 Algorithm: TypeAlias = Literal["dpsgd", "choco", "deepsqueeze"]
 NonFinite: TypeAlias = Literal["agree", "error"]
 
-# What each needs to know, and its meaning: for tables and texts.
 ALGORITHMS: Mapping[str, str] = MappingProxyType({
     "dpsgd": "uncompressed averages of neighbours",
     "choco": "compressed differences to what the neighbours know",
@@ -105,7 +104,7 @@ class GossipSettings:
         return min(1.0, delta)
 
     def texts(self, graph: Graph) -> dict[str, object]:
-        """What all ranks must have in common, each under its name."""
+        """The settings that all ranks must have in common, each under its name."""
         return {
             "algorithm": self.algorithm,
             "graph": f"{graph.name} {graph.cycle!r}" if graph.world <= 16 else f"{graph.name} {hash(graph.cycle)}",

@@ -59,7 +59,6 @@ def consensus(xs: Sequence[Tensor], means: Sequence[Tensor]) -> Exchange[float]:
     any shapes. One round of 8 bytes.
     """
     squares = [(x.detach().double() - m.double()).square().sum() for x, m in zip(xs, means, strict=True)]
-    mine = torch.stack(squares).sum()
-    apart = yield AllReduce(mine.view(1), "mean")
+    apart = yield AllReduce(torch.stack(squares).sum().view(1), "mean")
     norm = torch.stack([m.detach().double().square().sum() for m in means]).sum().sqrt()
     return float(apart[0].sqrt() / norm) if float(norm) > 0 else float(apart[0].sqrt())

@@ -5,6 +5,7 @@ from grace.methods.atomo import Atomo as Atomo
 from grace.methods.atomosvd import AtomoSVD as AtomoSVD
 from grace.methods.bf16 import BF16 as BF16
 from grace.methods.blockrandomk import BlockRandomK as BlockRandomK
+from grace.methods.chunktopk import ChunkTopK as ChunkTopK
 from grace.methods.dgc import DGC as DGC
 from grace.methods.drive import DRIVE as DRIVE
 from grace.methods.e3m0 import E3M0 as E3M0
@@ -33,7 +34,6 @@ from grace.methods.signum import Signum as Signum
 from grace.methods.sketch import Sketch as Sketch
 from grace.methods.sketchedsgd import SketchedSGD as SketchedSGD
 from grace.methods.sketchml import SketchML as SketchML
-from grace.methods.sparseloco import SparseLoCo as SparseLoCo
 from grace.methods.strom import Strom as Strom
 from grace.methods.terngrad import TernGrad as TernGrad
 from grace.methods.thc import THC as THC
@@ -60,6 +60,7 @@ __all__ = [
     "Atomo",
     "AtomoSVD",
     "BlockRandomK",
+    "ChunkTopK",
     "EFSignSGD",
     "GSpar",
     "GradZip",
@@ -79,7 +80,6 @@ __all__ = [
     "Sketch",
     "SketchML",
     "SketchedSGD",
-    "SparseLoCo",
     "Strom",
     "TernGrad",
     "ThreeLC",

@@ -286,6 +286,25 @@ class Session(Switching, Keeping):
         scale: float,
         flags: Tensor | None,
     ) -> dict[str, Tensor]:
+        return self._drive(self._exchanging(groups, given, into, scale, flags))
+
+    def exchanging(self, tensors: Mapping[str, Tensor], *, lr: float | None = None) -> Exchange[dict[str, Tensor]]:
+        """Averages tensors as :meth:`exchange` does, as a part of an exchange of the caller's own: for :meth:`run`, and for
+        several workers in one process (:func:`grace.run.simulate.simulate`).
+        """
+        for name, x in tensors.items():
+            self.check(name, x)
+        self.worker.lr = lr
+        return (yield from self._exchanging(whole_groups(tensors, self.group_of), tensors, {}, 1.0, None))
+
+    def _exchanging(
+        self,
+        groups: Sequence[Group],
+        given: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        scale: float,
+        flags: Tensor | None,
+    ) -> Exchange[dict[str, Tensor]]:
         worker = self.worker
         tensors = {group.name: group.join(given, worker.workspace) for group in groups}
         seen = worker.nonfinite_seen
@@ -293,7 +312,7 @@ class Session(Switching, Keeping):
             for x in tensors.values():
                 x.mul_(1.0 / scale)
         try:
-            outs = self._drive(worker.exchange(tensors, flags))
+            outs = yield from worker.exchange(tensors, flags)
         finally:
             self.stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
@@ -317,11 +336,15 @@ class Session(Switching, Keeping):
         if self._checked is not None:
             self._checked.step = self.worker.step
         try:
-            result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
+            return drive(self.count(exchange), self._timed)
         except TransportError as error:
             text, *more = error.args
             error.args = (f"{text} This rank had made {self.worker.step} steps.", *more)
             raise
+
+    def count(self, exchange: Exchange[T]) -> Exchange[T]:
+        """The same exchange, whose rounds and bytes ``stats`` counts: for whoever drives it otherwise than by :meth:`run`."""
+        result = yield from self._tracer.trace(self._check_payloads(exchange))
         self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return result
 

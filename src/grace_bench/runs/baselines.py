@@ -6,6 +6,8 @@ gets one bucket: with several, its callbacks start all-reduces in different orde
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -78,8 +80,20 @@ class NoExchange:
         """Sizes of the buckets, in the order in which they become ready."""
         return []
 
+    def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that trains the model: this one, but where the algorithm is an optimizer itself."""
+        return optimizer
+
     def step(self) -> None:
         """A step has ended."""
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        """The model to evaluate, for as long as the block lasts. All ranks enter it."""
+        yield getattr(self.model, "module", self.model)
+
+    def end(self) -> None:
+        """All steps were made; afterwards replicas are the same, where anything is exchanged."""
 
     def explain(self) -> dict[str, Any] | None:
         """The choices of ``auto`` and their reasons; None: the method was given."""

@@ -15,6 +15,7 @@ from grace.registry import method
 from grace_bench.devices import device_of
 from grace_bench.extras import TORCH, check_toolkit
 from grace_bench.network.namespaces import LinkError, why_not
+from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.runs.baselines import BASELINES, NO_COMMUNICATION
 from grace_bench.runs.config import RunConfig, baselines_of
 from grace_bench.tasks import TASKS, find_task
@@ -72,7 +73,7 @@ def add_baseline(methods: Sequence[str]) -> list[str]:
     """
     kept: dict[str, str] = {}
     for spec in ["none", *methods]:
-        kept.setdefault(repr(wanted(spec) or method(spec)), spec)
+        kept.setdefault(spec if find_algorithm(spec) else repr(wanted(spec) or method(spec)), spec)
     return list(kept.values())
 
 

@@ -185,7 +185,7 @@ class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
     method: str
     family: str
     recipe: str
-    kind: Literal["method", "baseline"]
+    kind: Literal["method", "baseline", "algorithm"]
     workers: Annotated[int, Meta(ge=1)]
     seed: Count
     round: Count = 0

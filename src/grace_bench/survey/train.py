@@ -33,7 +33,7 @@ class Together(Training):
     """
 
     def __init__(self, config: RunConfig, on_progress: Progress):
-        if config.kind == "baseline" or config.network.shaped or config.toolkit != "torch":
+        if config.kind != "method" or config.network.shaped or config.toolkit != "torch":
             raise ConfigurationError(
                 f"the survey runs methods in torch, not {config.method!r} in {config.toolkit} over {config.link!r}; "
                 "grace bench train does"

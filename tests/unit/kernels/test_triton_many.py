@@ -64,7 +64,7 @@ def test_what_becomes_of_tensors() -> None:
     assert fine.tolist() == [True, False, False, False, False, True]
     assert known.tolist() == [True, True, True, True, False, True]
     assert right.tolist() == [True, True, False, True, True, True]
-    assert [bool(x.isnan().all()) for x in xs] == [not one for one in fine.tolist()]
+    assert [bool(x.isnan().all()) for x in xs] == [not flag for flag in fine.tolist()]
     cleared = told(2, torch.float32, 1, True)[2:]
     assert [float(x.abs().sum()) for x in cleared[1:5]] == [0.0] * 4
     assert not math.isnan(float(cleared[3].sum()))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,11 +17,13 @@ from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import Choosing, read_choice
 from grace.adapters.outer.flight import Flight
 from grace.adapters.outer.fragments import Fragments
+from grace.adapters.outer.islands import any_within, compare_within, find_island
 from grace.adapters.outer.presets import OuterMethod, OuterSettings
-from grace.adapters.outer.saved import WindowCheckpoint, complete, read_window
+from grace.adapters.outer.saved import ShardedWindowCheckpoint, WindowCheckpoint, complete, read_window
 from grace.adapters.outer.state import OuterState
 from grace.adapters.outer.warmup import average_gradients
-from grace.adapters.trained import find_trained, list_replicated, zero_nonfinite_state
+from grace.adapters.taken import refuse_shared, release, take
+from grace.adapters.trained import find_trained, list_replicated, part_of, zero_nonfinite_state
 from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
 from grace.contract.wrapping import layers
@@ -41,6 +42,8 @@ from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 from grace.transports.torch_distributed import TorchDistributed
 
+_TAKEN = "is already trained in an outer loop, which exchanges it; use handle.detach() first"
+
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
 
@@ -51,8 +54,6 @@ class OuterLoop(Choosing):
 
     ``settings``: H, fragments, overlap and outer optimizer.
     """
-
-    _at_work: ClassVar[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -67,24 +68,27 @@ class OuterLoop(Choosing):
         group: dist.ProcessGroup | None = None,
         transport: str | Transport | None = "auto",
     ):
-        if optimizer in self._at_work:
-            raise ConfigurationError("this optimizer already takes part in an outer loop; use handle.detach() first")
         self._model, self._optimizer, self.settings = model, optimizer, settings
         self._parameters = find_trained(model, optimizer)
+        refuse_shared(self._parameters)
         auto, fixed, more = read_choice(method)
         if auto is not None and (settings.fragments > 1 or settings.delay):
             raise ConfigurationError(
                 f"outer: {auto} measures rounds in which training waits for the whole exchange; legal: a method of your own, "
                 "or fragments=1 and delay=0"
             )
+        self._island = find_island(self._parameters, group, settings)
         self._fragments = Fragments({name: p.numel() for name, p in self._parameters.items()}, settings)
-        self._state = OuterState(self._parameters, settings, offload)
+        self._state = OuterState(self._parts, settings, offload)
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
         over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.of_same_ranks(group)
         policy = options.read(fixed)
         _refuse_votes(policy, self._state.theta)
         knobs = {**asdict(settings), "automatic": automatic, **more}
+        if self._island is not None:
+            within = compare_within(self._island, {**knobs, "method": policy})
+            knobs["all ranks of a worker"] = within
         session = Session(self._like(offload), policy, over, options, knobs=knobs, repairs=True)
         super().__init__(Steps(session, counted=False))
         self.lr = 1.0  # pseudo-gradients are in units of the parameters, and so is what a memory owes of them
@@ -93,8 +97,8 @@ class OuterLoop(Choosing):
         self._flight: Flight | None = None
         self._lane: Lane = lane_for(next(iter(self._parameters.values())).device) if settings.delay else Inline()
         self.stats.overlaps = self._lane.overlaps
-        self._session.broadcast_(model.parameters())
-        self._state.begin(self._parameters)
+        self._session.broadcast_(part_of(p) for p in model.parameters())
+        self._state.begin(self._parts)
         self._buckets = fill_buckets(self._state.theta, options.bucket_bytes)
         self._begin_auto(auto)
         self._check_optimizer()
@@ -106,7 +110,12 @@ class OuterLoop(Choosing):
             if settings.warmup_steps:
                 self._hook_before = optimizer.register_step_pre_hook(self._before_step)
         self._open = True
-        self._at_work.add(optimizer)
+        take(self, self._parameters.values(), _TAKEN)
+
+    @property
+    def _parts(self) -> dict[str, Tensor]:
+        """The part of each parameter that this rank has."""
+        return {name: part_of(p) for name, p in self._parameters.items()}
 
     def _like(self, offload: bool) -> Mapping[str, Tensor]:
         """A tensor like each pseudo-gradient, on its device, which takes no room."""
@@ -115,7 +124,7 @@ class OuterLoop(Choosing):
             return theta
         return {
             name: torch.empty((), dtype=theta[name].dtype, device=p.device).expand(p.shape)
-            for name, p in self._parameters.items()
+            for name, p in self._parts.items()
         }
 
     def _settings(self) -> Settings | None:
@@ -150,7 +159,7 @@ class OuterLoop(Choosing):
         self._total += 1
         self._taken += 1
         self._alike = frozenset()
-        self._session.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
+        self._session.count_step(sum(p.numel() * p.element_size() for p in self._parts.values()))
         if warms_up:
             self._end_warmup_step()
         else:
@@ -251,10 +260,8 @@ class OuterLoop(Choosing):
         make = (
             torch.empty_like if self.chooses else self._session.scratch_like
         )  # several exchanges: scratch would not last
-        deltas = {}
-        for name in names:
-            p = self._parameters[name]
-            deltas[name] = self._state.delta(name, p, make(self._session.like[name]))
+        parts, like = self._parts, self._session.like
+        deltas = {name: self._state.delta(name, parts[name], make(like[name])) for name in names}
         self._flight = Flight(names, fragment, self.stats.nonfinite)
         self._lane.submit(functools.partial(self._flight.run, functools.partial(self._exchange, deltas)))
 
@@ -269,8 +276,9 @@ class OuterLoop(Choosing):
 
     @torch.no_grad()
     def _land(self, keep: float) -> None:
-        """Waits for the exchange in flight, and applies its means; of its own parameters each rank keeps this share. What is
-        not finite on some rank is dropped on all: theta and its momentum stay, and the replicas return to theta.
+        """Waits for the exchange in flight, and applies its means; of its own parameters each rank keeps this share. A tensor
+        that is not finite on some rank is dropped on all: theta and its momentum stay. Then all replicas return to theta, the
+        other fragments, too, since what is not finite in one has spread to the others.
         """
         flight = self._flight
         assert flight is not None
@@ -280,13 +288,24 @@ class OuterLoop(Choosing):
             raise flight.error
         dropped = [name for name in flight.names if not self._state.step(name, flight.means[name])]
         self._session.repair(self._state.tensors)
-        for name in flight.names:
-            self._state.write(name, self._parameters[name], 0.0 if name in dropped else keep)
-        for name in dropped:  # on all ranks alike
-            zero_nonfinite_state(self._optimizer, self._parameters[name])
         self.stats.nonfinite = flight.counted + len(dropped)
+        if self._drops(bool(dropped)):  # on all ranks alike
+            self._write_theta()
+            for p in self._parameters.values():
+                zero_nonfinite_state(self._optimizer, p)
+            self._alike = frozenset(range(len(self._fragments)))
+            return
+        for name in flight.names:
+            self._state.write(name, part_of(self._parameters[name]), keep)
         if flight.fragment is not None and not keep:
             self._alike |= {flight.fragment}
+
+    def _drops(self, here: bool) -> bool:
+        """True if some rank of this worker, and so of each, has dropped a tensor."""
+        if self._island is None:
+            return here
+        with self._telling():
+            return any_within(self._island, here, next(iter(self._parameters.values())).device)
 
     def _end_window(self) -> None:
         """All replicas are theta."""
@@ -337,16 +356,19 @@ class OuterLoop(Choosing):
         """The model with theta in its parameters, to evaluate or save at any time, for as long as the block lasts: then the
         rank's own parameters are back. Nothing is exchanged. Do not train within.
         """
-        own = {name: p.detach().clone() for name, p in self._parameters.items()}
-        with torch.no_grad():
-            for name, p in self._parameters.items():
-                self._state.write(name, p)
+        own = {name: p.detach().clone() for name, p in self._parts.items()}
+        self._write_theta()
         try:
             yield self._model
         finally:
             with torch.no_grad():
-                for name, p in self._parameters.items():
+                for name, p in self._parts.items():
                     p.copy_(own[name])
+
+    @torch.no_grad()
+    def _write_theta(self) -> None:
+        for name, p in self._parts.items():
+            self._state.write(name, p)
 
     def switch(self, method: OuterMethod) -> None:
         """Uses another method or policy from the next exchange on; see :meth:`grace.adapters.choosing.Choosing.switch`."""
@@ -362,7 +384,7 @@ class OuterLoop(Choosing):
         its own.
         """
         self.drain()
-        local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parameters.items()}
+        local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parts.items()}
         flight = {}
         if self._flight is not None:
             if self._flight.error is not None:
@@ -398,7 +420,7 @@ class OuterLoop(Choosing):
         for held, kept in ((self._state.theta, "reference"), (self._state.momentum, "momentum")):
             for name, x in held.items():
                 x.copy_(saved[kept][name])
-        for name, p in self._parameters.items():
+        for name, p in self._parts.items():
             p.copy_((saved["local"] or saved["reference"])[name])
         self._flight = None
         if flight := saved["flight"]:
@@ -409,7 +431,7 @@ class OuterLoop(Choosing):
     def _load(self, saved: Any) -> None:
         read = functools.partial(
             read_window, settings=self.settings, fragments=self._fragments.names, reference=self._state.theta,
-            replica=self._parameters,
+            replica=self._parts,
         )  # fmt: skip
         self._session.load_state_dict(saved, also=read)
 
@@ -422,24 +444,30 @@ class OuterLoop(Choosing):
             memories: "mean" or "all", as for :meth:`grace.adapters.handle.Handle.checkpoint`.
             workers: for "all", how many saved it.
             whole: whether rank 0's ``state_dict()`` holds all that is saved.
+                Of a sharded model all of it is sharded as its parameters are; there, leave these three as they are.
 
         Raises:
-            StateError: within a window.
+            StateError: within a window. ConfigurationError: another kind of checkpoint of a sharded model.
         """
         self._check_open()
         self._check_synchronized(". handle.state_dict() is all that one rank has, within a window too")
+        if self._island is not None:
+            if memories != "mean" or workers is not None or whole:
+                raise ConfigurationError("checkpoint of a sharded model; legal: handle.checkpoint() without arguments")
+            return ShardedWindowCheckpoint(
+                self._session, self._parameters, self._island, self._chooser, steps=self._total, state=self._state,
+                go_on=self._go_on,
+            )  # fmt: skip
         return WindowCheckpoint(
             self._session, memories, workers, whole, chooser=self._chooser, steps=self._total, state=self._state,
             go_on=self._go_on,
         )  # fmt: skip
 
-    @torch.no_grad()
     def _go_on(self, steps: int) -> None:
         """Begins a window at theta."""
         self._total = steps
         self._end_window()
-        for name, p in self._parameters.items():
-            self._state.write(name, p)
+        self._write_theta()
 
     def detach(self) -> None:
         """The optimizer goes on alone. Within a window the replicas stay different, and what is in flight is not applied: call
@@ -448,7 +476,7 @@ class OuterLoop(Choosing):
         if not self._open:
             return
         self._open = False
-        self._at_work.discard(self._optimizer)
+        release(self)
         for hook in (self._hook, self._hook_before):
             if hook is not None:
                 hook.remove()

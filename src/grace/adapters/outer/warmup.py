@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from grace.collectives import Exchange
 from grace.errors import InputError
 from grace.run.groups import NONE
 from grace.run.session import Session
@@ -29,27 +30,59 @@ def average_gradients(
         TransportError: a collective failed; the session has ended.
     """
     for name, p in parameters.items():
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise InputError(f"the gradient of {name!r} is {p.grad.layout}; legal: dense ones: sparse=False")
+        if p.grad is not None:
+            check_dense(name, p.grad)
     for number, names in enumerate(buckets):
-        likes = [session.like[name] for name in names]
-        sizes = [x.numel() for x in likes]
-        dtype, device = likes[0].dtype, parameters[names[0]].device
-        for like in likes[1:]:
-            dtype = torch.promote_types(dtype, like.dtype)
-        flat = torch.zeros(sum(sizes) + len(names), dtype=dtype, device=device)  # [n, and for each who used it]
-        parts, users = torch.split(flat[: sum(sizes)], sizes), flat[sum(sizes) :]
-        for place, (name, part) in enumerate(zip(names, parts, strict=True)):
-            if (gradient := parameters[name].grad) is not None:
-                part.copy_(gradient.flatten())
-                users[place] = 1.0
-        peer = session.peer(f"warm-up/{number}")
-        mean = session.run(NONE.exchange(flat, NONE.init(flat), peer), counted=True).mean
-        parts, users = torch.split(mean[: sum(sizes)], sizes), mean[sum(sizes) :]
-        for place, (name, part) in enumerate(zip(names, parts, strict=True)):
+        gradients = {name: parameters[name].grad for name in names}
+        means = session.run(averaging(session, gradients, number), counted=True)
+        for name, mean in means.items():
             p = parameters[name]
+            if mean is None:
+                continue
             if p.grad is not None:
-                p.grad.copy_(part.view_as(p.grad))
-            elif bool(users[place] > 0):
-                p.grad = part.view_as(p).to(p.dtype, copy=True)
+                p.grad.copy_(mean.view_as(p.grad))
+            else:
+                p.grad = mean.view_as(p).to(p.dtype, copy=True)
     session.replicas.note({name: p.grad for name, p in parameters.items() if p.grad is not None})
+
+
+def averaging(
+    session: Session, gradients: Mapping[str, Tensor | None], number: int
+) -> Exchange[dict[str, Tensor | None]]:
+    """Averages gradients as they are, in one all-reduce: a flat ``[n]`` of each, or None where no rank has one. Who has none
+    counts as zeros.
+
+    Args:
+        session: which knows tensors of these names.
+        gradients: of one bucket, of any shapes, by name.
+        number: of the bucket.
+    """
+    likes = [session.like[name] for name in gradients]
+    sizes = [x.numel() for x in likes]
+    dtype = likes[0].dtype
+    for like in likes[1:]:
+        dtype = torch.promote_types(dtype, like.dtype)
+    given = [gradient for gradient in gradients.values() if gradient is not None]
+    device = given[0].device if given else likes[0].device
+    flat = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)  # [n, and for each who used it]
+    parts, users = torch.split(flat[: sum(sizes)], sizes), flat[sum(sizes) :]
+    for place, (gradient, part) in enumerate(zip(gradients.values(), parts, strict=True)):
+        if gradient is not None:
+            part.copy_(gradient.flatten())
+            users[place] = 1.0
+    out = yield from NONE.exchange(flat, NONE.init(flat), session.peer(f"warm-up/{number}"))
+    parts, users = torch.split(out.mean[: sum(sizes)], sizes), out.mean[sum(sizes) :]
+    return {
+        name: part if gradient is not None or bool(users[place] > 0) else None
+        for place, ((name, gradient), part) in enumerate(zip(gradients.items(), parts, strict=True))
+    }
+
+
+def check_dense(name: str, gradient: Tensor) -> None:
+    """Refuses a sparse gradient, of any shape.
+
+    Raises:
+        InputError: it is one.
+    """
+    if gradient.layout != torch.strided:
+        raise InputError(f"the gradient of {name!r} is {gradient.layout}; legal: dense ones: sparse=False")

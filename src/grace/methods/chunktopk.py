@@ -28,7 +28,7 @@ ENTRIES = 1 << BITS
 
 
 @register(
-    "sparseloco",
+    "chunktopk",
     communicator="allgather",
     memory="residual",
     memory_knobs={"beta": 0.95},
@@ -36,8 +36,8 @@ ENTRIES = 1 << BITS
     cases=["chunk=16,k=4", "chunk=8,k=4,beta=1", "chunk=10,k=3,memory=none", "chunk=2,k=1,beta=1"],
 )
 @dataclass(frozen=True, slots=True)
-class SparseLoCo(Compressor):
-    """SparseLoCo: the k numbers of largest magnitude in each chunk, as two bits each and a table of four numbers.
+class ChunkTopK(Compressor):
+    """Chunked top-k of SparseLoCo: the k largest magnitudes of each chunk, as two bits each and a table of four numbers.
 
     ``C(x)_i = mean of the kept numbers with the code of x_i if x_i is kept, else 0``, where the code of a kept number v is
     ``min(max(round((v - a) / s + 2), 0), 3)``, a the mean of all kept numbers and s 1.5 times their standard deviation
@@ -56,8 +56,8 @@ class SparseLoCo(Compressor):
         often. What is averaged are the ranks, not those that have sent an index; no clipping to the median norm. The local
         steps are not part of the method: exchange a difference of parameters. The memory decays by the paper's beta.
     Example:
-        >>> method("sparseloco:k=32")
-        ErrorFeedback(method=Allgather(compressor=SparseLoCo(chunk=4096, k=32)), beta=0.95, gamma=1.0)
+        >>> method("chunktopk:k=32")
+        ErrorFeedback(method=Allgather(compressor=ChunkTopK(chunk=4096, k=32)), beta=0.95, gamma=1.0)
 
     Reference:
         Sarfi, Thérien, Lidin and Belilovsky, "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv
@@ -70,7 +70,7 @@ class SparseLoCo(Compressor):
     def __post_init__(self) -> None:
         check_knobs(self)
         if self.k > self.chunk:
-            raise out_of_range("sparseloco", "k", self.k, f"1, 2, ..., {self.chunk}, the numbers of a chunk")
+            raise out_of_range("chunktopk", "k", self.k, f"1, 2, ..., {self.chunk}, the numbers of a chunk")
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         index = self._select(rows)
