@@ -29,7 +29,7 @@ _SLACK = 1e-6  # by which weights may exceed 1: they come from decimal numbers
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One message for each worker.
+    """A message for each worker.
 
     pairs: of (source, destination). weights: of what each worker hears, by rank; 0 where it hears nobody.
     """

@@ -162,7 +162,7 @@ class GossipHandle(BaseHandle):
         return moves, [name for name, out in mixed.items() if not out.finite]
 
     def _restore(self, xs: dict[str, Tensor], spoiled: list[str]) -> list[str]:
-        """Where some rank has no finite numbers, this one goes back to its last, if it is that rank. Returns the names."""
+        """Puts back what was last finite, on the rank whose numbers of these tensors are not. Returns the names."""
         self.stats.nonfinite += len(spoiled)
         for name in spoiled if self.settings.nonfinite == "agree" else ():
             if not bool(xs[name].isfinite().all()):

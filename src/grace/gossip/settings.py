@@ -36,7 +36,7 @@ _LEAST_DELTA = 0.002  # of a compressor from which a step size is derived
 
 @dataclass(frozen=True)
 class GossipSettings:
-    """How workers gossip; the same on all ranks.
+    """Settings of gossip, the same on all ranks.
 
     Args:
         algorithm: "dpsgd", "choco" or "deepsqueeze".

@@ -55,7 +55,7 @@ class GossipSimulator:
 
     @torch.no_grad()
     def step(self, tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
-        """One step of gossip: by name the numbers of all workers, of any shapes -> what each goes on with. In a step of
+        """Makes a step of gossip: by name the numbers of all workers, of any shapes -> what each goes on with. In a step of
         ``average_every`` all get the average.
 
         Raises:

@@ -1,4 +1,4 @@
-"""One worker's part in gossip, over any network: conversations about the tensors of a model, and their states."""
+"""The part of a worker in gossip, over any network: conversations about the tensors of a model, and their states."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class GossipWorker:
                 self.states[name] = ChocoState(h.clone(), h.clone())
 
     def mix(self, xs: Mapping[str, Tensor], peer: Callable[[str], Peer]) -> Exchange[dict[str, Mixed]]:
-        """One step: this worker's numbers, of any shapes, by name, which are only read -> what it goes on with. All workers'
-        come in the same order. If it fails, the states stay as they were.
+        """Makes a step: this worker's numbers, of any shapes, by name, which are only read -> what it goes on with. All workers
+        have the same names in the same order. If it fails, the states stay as they were.
 
         Args:
             xs: by name; all or some of the tensors.

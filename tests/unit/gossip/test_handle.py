@@ -19,7 +19,7 @@ W = 4
 
 
 class Rank:
-    """One rank with its model and its optimizer."""
+    """A rank with its model and its optimizer."""
 
     def __init__(self, network: Any, rank: int, compressor: Any = None, net: nn.Module | None = None, **knobs: Any):
         self.rank, self.net = (
