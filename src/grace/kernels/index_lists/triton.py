@@ -91,7 +91,7 @@ def _bits_of(index, start, k, number, low, TILE: tl.constexpr):
     return byte
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size"])
+@triton.jit(do_not_specialize=["w", "k", "number", "low", "low_bytes", "size"])
 def _write(
     table, programs, lists, index, wire, w, k, number, low, low_bytes, size,
     MANY: tl.constexpr, TILE: tl.constexpr,
@@ -154,7 +154,9 @@ def bit_of(at, i, inside):
     return (tl.load(at + i // 8, inside, 0).to(tl.int32) >> (i % 8).to(tl.int32)) & 1
 
 
-@triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
+@triton.jit(
+    do_not_specialize=["b", "plane", "tiles", "stride", "row_stride", "k", "number", "low", "low_bytes", "size"]
+)
 def _count(
     table, programs, lists, wires, counts, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
     MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
@@ -179,7 +181,9 @@ def _bytes_at(base, tile, low_bytes, size, TILE: tl.constexpr):
     return tl.load(base + low_bytes + first + lane, lane < left, 0).to(tl.int32), lane, left
 
 
-@triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
+@triton.jit(
+    do_not_specialize=["b", "plane", "tiles", "stride", "row_stride", "k", "number", "low", "low_bytes", "size"]
+)
 def _read(
     table, programs, lists, wires, begins, total, index, marks, b, plane, tiles, stride, row_stride,
     n, k, number, low, low_bytes, size, MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
@@ -257,7 +261,7 @@ def _read_bits(index, order, outside, base, begin, tile, n, k, number, low, low_
     tl.store(index + begin + j, tl.minimum(place, final).to(tl.int64), keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _check(index, marks, n, k, TILE: tl.constexpr):
     """Marks a list that does not increase strictly, and one that leaves [0, n)."""
     row = tl.program_id(1).to(tl.int64)
