@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import torch
 
 from grace.compute import resources
@@ -84,3 +87,38 @@ def test_what_is_taken_again_is_of_the_block_that_serves_all() -> None:
     assert [part.data_ptr() for part in again] == first
     assert len({part.untyped_storage().data_ptr() for part in again}) == 1
     assert workspace.take((3, 500), torch.int32, device).dtype is torch.int32
+
+
+class Late:
+    """A device that is a step behind: what is marked is done when somebody says so."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def mark(self, device: torch.device) -> Callable[[], bool]:
+        return lambda: self.done
+
+
+def test_what_is_dropped_lives_until_the_device_is_done_with_it():
+    """Its allocator would give it away at once, to another stream than the one that still reads it."""
+    device = Late()
+    space = Workspace(device.mark)
+    small, large = space.take(10, torch.float32, CPU), space.take(10_000, torch.float32, CPU)
+    space.kept["table"] = table = torch.zeros(3)
+    dropped = [weakref.ref(x.untyped_storage()) for x in (small, large, table)]
+    del small, large, table
+    for _ in range(2):
+        space.reset()
+        assert not space.kept
+        assert all(storage() is not None for storage in dropped)
+    device.done = True
+    space.reset()
+    assert all(storage() is None for storage in dropped)
+
+
+def test_on_the_host_what_is_dropped_is_free_at_once():
+    space = Workspace()
+    small = weakref.ref(space.take(10, torch.float32, CPU).untyped_storage())
+    space.take(10_000, torch.float32, CPU)
+    space.reset()
+    assert small() is None

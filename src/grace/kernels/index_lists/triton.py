@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.compute.launching import TILE, Marks, Wires, launch
 from grace.kernels.bit_streams.triton import bits_set, load_bits, load_field, pack_byte, reaching, scan
 from grace.kernels.blocks import block_count
@@ -344,7 +344,7 @@ class ListTable:
             begin += k
         self.total, self.steps, self.sizes = begin, max(lists.kept).bit_length(), [line[5] for line in lines]
         self.widths = [line[6] + line[5] for line in lines]
-        self.lists = host_int64(lines).to(many.device, non_blocking=True)
+        self.lists = to_device(host_int64(lines), many.device)
         read = [k if number == 0 else 8 * (size - packed) for k, _, number, _, packed, size, _, _ in lines]
         counts = [block_count(bits, LIST_BITS) for bits in read]
         self._tiles = many.pairs((ListTable, self), lambda: counts)
