@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Workspace:
         ] = {}  # of the last block, by their first byte
         self._used = 0  # bytes of the last block
         self._taken = 0  # bytes since the last reset
-        self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
+        self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], deque[Tensor]] = {}
         self._old: list[Tensor] = []  # swapped out since the last reset
         self.holds = False
 
@@ -88,7 +89,7 @@ class Workspace:
         places = {x.untyped_storage().data_ptr() for x in kept} if self._old else ()
         for old in self._old:
             if not places or old.untyped_storage().data_ptr() not in places:
-                self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
+                self._free.setdefault((tuple(old.shape), old.dtype, old.device), deque()).append(old)
         self._old.clear()
 
     def find(self, key: Hashable, way: Hashable) -> Any:
@@ -107,9 +108,12 @@ class Workspace:
         self.kept[key] = ways
 
     def borrow_successor(self, like: Tensor) -> Tensor:
-        """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one."""
+        """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one. It is the one
+        that has been free for the longest: so states that wander through the tensors of a shape keep their order, and are soon
+        where they were before, of which tables of addresses are kept.
+        """
         free = self._free.get((tuple(like.shape), like.dtype, like.device))
-        return free.pop() if free else torch.empty_like(like)
+        return free.popleft() if free else torch.empty_like(like)
 
     def give_back(self, old: Tensor) -> None:
         """Gives back a tensor, of any shape, that nobody needs once the exchange succeeds; after ``reset``,

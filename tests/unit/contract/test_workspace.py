@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from grace.compute import resources
 from grace.contract.workspace import Workspace
+from grace.kernels.many import SIDES
 
 CPU = torch.device("cpu")
 
@@ -122,3 +124,28 @@ def test_on_the_host_what_is_dropped_is_free_at_once():
     space.take(10_000, torch.float32, CPU)
     space.reset()
     assert small() is None
+
+
+def wander(buckets: Sequence[Sequence[int]], steps: int) -> int:
+    """Most tables that a bucket of states of these sizes has seen, of (states, successors) by their addresses."""
+    space = Workspace()
+    states = [[torch.empty(n) for n in sizes] for sizes in buckets]
+    seen: list[set[tuple[int, ...]]] = [set() for _ in buckets]
+    for _ in range(steps):
+        for i, olds in enumerate(states):
+            news = [space.borrow_successor(old) for old in olds]
+            seen[i].add(tuple(x.data_ptr() for x in (*olds, *news)))
+            for old in olds:
+                space.give_back(old)
+            states[i] = news
+            space.reset()
+    return max(map(len, seen))
+
+
+@pytest.mark.parametrize(("buckets", "tensors"), [(17, 6), (33, 4), (100, 4)])
+def test_states_that_wander_come_back(buckets: int, tensors: int):
+    assert wander([[8] * tensors] * buckets, 2 * buckets + 20) == buckets + 1 <= SIDES
+
+
+def test_states_of_unequal_buckets_come_back_too():
+    assert wander([[8] * (3 + i % 3) + [9] * (1 + i % 2) for i in range(17)], 700) == 217 <= SIDES

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Many", "agree_many", "poison_many", "settle_many"]
 
 R = TypeVar("R")
-# Tables that are kept: memories change places with their successors and those of other tensors, and gradients may move.
-_SIDES = 64
+# Tables that are kept, of 64 bytes a row: gradients may move, and memories wander. Of N buckets of equal shapes each has N + 1
+# (memories, successors) in turn; of 17 buckets of unequal numbers of two shapes, 217.
+SIDES = 512
 _LAUNCHES = 64  # whose marks are made at once
 _EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
 
@@ -139,7 +140,7 @@ class Many:
             given = zip(*(part or none for part in parts), strict=True)
             in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
             table = to_device(lines, self.device), even, in_place
-            if len(self._tables) >= _SIDES:
+            if len(self._tables) >= SIDES:
                 self._tables.clear()
             self._tables[key] = table
         self.table, self.even, self.in_place = table
