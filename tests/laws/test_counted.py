@@ -181,6 +181,7 @@ def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None
         ("counted", "threshold:v=1.5"),
         pytest.param("counted", "threshold:v=1.5,index=rice", marks=night),
         pytest.param("sampling", "gspar:ratio=0.3", marks=night),
+        ("tagged", "inceptionn:p=8"),
         pytest.param("minmax", "sketchml", marks=night),
         pytest.param("minmax", "sketchml:index=delta", marks=night),
     ],
