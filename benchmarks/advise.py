@@ -35,7 +35,7 @@ MOST = 0.1
 
 def read(page: Path = PAGE) -> dict[tuple[str, str], dict[str, float]]:
     """Milliseconds of a step by (link, model) and method."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    table: dict[tuple[str, str], dict[str, float]] = {}
     speed, models = "", list(TASKS)
     for line in page.read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"\| (\d+) Gbit/s \| MB sent", line):
@@ -43,10 +43,10 @@ def read(page: Path = PAGE) -> dict[tuple[str, str], dict[str, float]]:
         elif (row := re.match(r"\| `([^`]+)` \| [\d.]+ \|(.*)", line)) and speed:
             cells = row[2].split("|")
             for model, cell in zip(models, cells[::2], strict=False):
-                found.setdefault((speed, model), {})[row[1]] = float(cell.split("(")[0])
+                table.setdefault((speed, model), {})[row[1]] = float(cell.split("(")[0])
         elif not line.startswith("|"):
             speed = ""
-    return found
+    return table
 
 
 def predict(
@@ -90,20 +90,20 @@ def main() -> int:
         for (speed, name), steps in measured.items():
             if name != model:
                 continue
-            mine = {method: ms for (at, method), ms in predicted.items() if at == speed}
-            error = {method: ms / steps[method] - 1 for method, ms in mine.items()}
-            errors += [abs(one) for one in error.values()]
-            rows += [(model, speed, method, ms, steps[method], error[method]) for method, ms in mine.items()]
-            best = min(mine, key=lambda method: mine[method])
-            lost = steps[best] / min(steps[method] for method in mine) - 1
+            at_speed = {method: ms for (at, method), ms in predicted.items() if at == speed}
+            error = {method: ms / steps[method] - 1 for method, ms in at_speed.items()}
+            errors += [abs(error) for error in error.values()]
+            rows += [(model, speed, method, ms, steps[method], error[method]) for method, ms in at_speed.items()]
+            best = min(at_speed, key=lambda method: at_speed[method])
+            lost = steps[best] / min(steps[method] for method in at_speed) - 1
             kept &= lost <= MOST
-            middle = statistics.median(abs(one) for one in error.values())
+            middle = statistics.median(abs(error) for error in error.values())
             say(f"{model:10} {speed:7} median error {middle:6.1%}, largest {max(error.values(), key=abs):+.0%}; ")
             say(f"advises {best}, measured {lost:+.0%} from the best\n")
     middle = statistics.median(errors)
     say(f"all {len(errors)}: median error {middle:.1%} (at most {MOST:.0%}); ")
     say(
-        f"within 15 %: {sum(one <= 0.15 for one in errors)}; "
+        f"within 15 %: {sum(error <= 0.15 for error in errors)}; "
         f"advice {'always' if kept else 'not always'} within 10 % of the best\n"
     )
     if asked.json is not None:

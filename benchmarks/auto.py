@@ -48,7 +48,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 @dataclass
 class Phase:
-    """What happened while nothing changed. steps: of ``auto``, seconds. turns: of fp32 and bf16. first: step of the first."""
+    """Events while nothing changed. steps: of ``auto``, seconds. turns: of fp32 and bf16. first: step of the first."""
 
     name: str
     first: int = 0
@@ -60,7 +60,7 @@ class Phase:
     events: list[tuple[int, str]] = field(default_factory=list)
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """A row of the table."""
         base = {name: statistics.median(times) for name, times in self.turns.items()}
         better = min(base.values())
         last = max(self.changes, default=0)
@@ -96,7 +96,7 @@ def _list(steps: list[int]) -> str:
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     task = contenders.begin(options)
     baselines = {name: Attached(task, name) for name in BASELINES}
     chooser = Attached(task, options.auto)
@@ -110,13 +110,13 @@ def work(options: argparse.Namespace) -> None:
             last = phases[-1]
             contenders.tell(f"{name}: {last.began} -> {last.ended}, {1e3 * statistics.median(last.steps):.0f} ms")
     if dist.get_rank() == 0:
-        found = {
-            "phases": [vars(one) for one in phases],
-            "rows": [one.row() for one in phases],
+        record = {
+            "phases": [vars(phase) for phase in phases],
+            "rows": [phase.row() for phase in phases],
             "auto": chooser.explain().as_dict(),
             "explained": str(chooser.explain()),
         }
-        Path(options.out).write_text(json.dumps(found, indent=1))
+        Path(options.out).write_text(json.dumps(record, indent=1))
     contenders.end()
 
 
@@ -125,16 +125,16 @@ def _train(phase: Phase, chooser: Attached, baselines: dict[str, Attached], step
     phase.began = _chosen(chooser)
     for k in range(steps):
         if k % EVERY == EVERY // 2:
-            for name, one in baselines.items():
+            for name, baseline in baselines.items():
                 dist.barrier()
-                phase.turns.setdefault(name, []).extend([one.step() for _ in range(TURN)][1:])
+                phase.turns.setdefault(name, []).extend([baseline.step() for _ in range(TURN)][1:])
             dist.barrier()
             chooser.step()  # the first after a turn is not counted
         phase.steps.append(chooser.step())
-    found = chooser.explain()
+    explained = chooser.explain()
     # In counted steps: one in EVERY has another beside it.
-    phase.events = [(_counted(step - phase.first), text) for step, text in found.history if step >= phase.first]
-    won = [one.step for one in found.trials if one.won and one.step >= phase.first]
+    phase.events = [(_counted(step - phase.first), text) for step, text in explained.history if step >= phase.first]
+    won = [trial.step for trial in explained.trials if trial.won and trial.step >= phase.first]
     phase.changes = [_counted(step - phase.first) for step in won]
     phase.ended = _chosen(chooser)
     return phase
@@ -145,8 +145,8 @@ def _counted(step: int) -> int:
 
 
 def _chosen(chooser: Attached) -> str:
-    found = chooser.explain()
-    return "measuring" if found.chosen is None else found.candidates[found.chosen].words
+    explained = chooser.explain()
+    return "measuring" if explained.chosen is None else explained.candidates[explained.chosen].words
 
 
 def _phases(options: argparse.Namespace) -> list[str]:
@@ -200,13 +200,13 @@ def main() -> None:
         work(options)
     around = contenders.Surroundings()
     start(options)
-    found = json.loads(Path(options.out).read_text())
+    record = json.loads(Path(options.out).read_text())
     if options.json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(record) + "\n")
         return
     sys.stdout.write(
         f"{options.task}, batch {options.batch}, {options.workers} workers, {options.auto}; {around}\n"
-        f"{contenders.markdown(HEADS, found['rows'])}\n\n{found['explained']}\n"
+        f"{contenders.markdown(HEADS, record['rows'])}\n\n{record['explained']}\n"
     )
 
 

@@ -50,7 +50,7 @@ Pair = dict[str, tuple[float, float]]  # of "auto", and of its method by "hand":
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     warnings.simplefilter("ignore")
     task = contenders.begin(options)
     began = time.monotonic()
@@ -79,14 +79,14 @@ def work(options: argparse.Namespace) -> None:
     rounds: list[dict[str, float]] = []
     while len(rounds) < LEAST or not alike(time.monotonic() - began > options.seconds):
         order = [AUTO, *kept]
-        one = {}
+        seconds = {}
         for name in order if len(rounds) % 2 == 0 else order[::-1]:
             if name == AUTO:
-                one[name], _ = take_turn(chooser, options.steps)
+                seconds[name], _ = take_turn(chooser, options.steps)
             else:
                 other.handle.switch(methods[name])
-                one[name], _ = other.turn(options.steps)
-        rounds.append(one)
+                seconds[name], _ = other.turn(options.steps)
+        rounds.append(seconds)
     used = sorted(chosen_methods(chooser))
     pairs: list[Pair] = []
     if len(used) == 1:
@@ -94,21 +94,21 @@ def work(options: argparse.Namespace) -> None:
         pairs = [pair(chooser, other, options.steps, number % 2 == 0) for number in range(options.pairs)]
     if dist.get_rank() == 0:
         explained = chooser.explain()
-        found = {
+        record = {
             "first": first, "rounds": rounds, "pairs": pairs, "settled": settled, "chosen": chosen(chooser),
             "steps": chooser.done, "spent": sum(explained.spent.values()), "auto": explained.as_dict(),
             "explained": str(explained),
             "trials": [
-                trial_line(explained.candidates[one.rival].words, explained.candidates[one.incumbent].words, one)
-                for one in explained.trials
+                trial_line(explained.candidates[trial.rival].words, explained.candidates[trial.incumbent].words, trial)
+                for trial in explained.trials
             ],
         }  # fmt: skip
-        Path(options.out).write_text(json.dumps(found, indent=1))
+        Path(options.out).write_text(json.dumps(record, indent=1))
     contenders.end()
 
 
 def keep(first: Mapping[str, float], within: float, used: Collection[str]) -> list[str]:
-    """Who takes part in the rounds: the baselines, what ``auto`` uses, and who is not hopeless at first sight.
+    """The methods of the rounds: the baselines, those that ``auto`` uses, and those that are not hopeless at first sight.
 
     >>> keep({"none": 0.9, "bf16": 0.5, "topk": 0.1, "natural": 0.3, "fp8": 0.13}, 1.4, {"natural"})
     ['none', 'bf16', 'topk', 'natural', 'fp8']
@@ -121,8 +121,8 @@ def keep(first: Mapping[str, float], within: float, used: Collection[str]) -> li
 
 def chosen_methods(chooser: Attached) -> set[str]:
     """The methods of the plan that ``auto`` uses."""
-    found = chooser.explain()
-    return {bucket.method for bucket in found.buckets}
+    explained = chooser.explain()
+    return {bucket.method for bucket in explained.buckets}
 
 
 def settle(chooser: Attached, seconds: float) -> str:
@@ -142,29 +142,29 @@ def settle(chooser: Attached, seconds: float) -> str:
     return f"not settled in {seconds:.0f} s"
 
 
-def alike(mine: T) -> T:
-    """What rank 0 says."""
-    said: list[T] = [mine]
-    dist.broadcast_object_list(said)
-    return said[0]
+def alike(value: T) -> T:
+    """Gives all ranks the value of rank 0."""
+    values: list[T] = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def trying(chooser: Attached) -> bool:
-    """Whether a trial goes on; the same on all ranks."""
+    """True if a trial goes on; the same on all ranks."""
     controller = chooser.handle._driver.controller  # type: ignore[attr-defined]
     return controller is not None and bool(controller.trying)
 
 
 def queue_of(chooser: Attached) -> list[Any]:
-    """What is still to be tried; the same on all ranks."""
+    """The plans that are still to be tried; the same on all ranks."""
     controller = chooser.handle._driver.controller  # type: ignore[attr-defined]
     return [] if controller is None else list(controller.queue)
 
 
 def chosen(chooser: Attached) -> str:
-    """What ``auto`` uses, in words."""
-    found = chooser.explain()
-    return "measuring" if found.chosen is None else found.candidates[found.chosen].words
+    """The methods that ``auto`` uses, in words."""
+    explained = chooser.explain()
+    return "measuring" if explained.chosen is None else explained.candidates[explained.chosen].words
 
 
 def take_turn(chooser: Attached, steps: int) -> tuple[float, float]:
@@ -181,14 +181,14 @@ def take_turn(chooser: Attached, steps: int) -> tuple[float, float]:
 
 def pair(chooser: Attached, other: Attached, steps: int, first: bool) -> Pair:
     """A turn of ``auto`` and one of its method by hand. ``first``: whether ``auto`` comes first."""
-    found: Pair = {}
+    turns: Pair = {}
     for name in ("auto", "hand") if first else ("hand", "auto"):
         if name == "auto":
-            found[name] = take_turn(chooser, steps)
+            turns[name] = take_turn(chooser, steps)
         else:
             seconds, cpu = other.turn(steps)
-            found[name] = seconds, cpu / steps
-    return found
+            turns[name] = seconds, cpu / steps
+    return turns
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
@@ -207,11 +207,11 @@ def judge(values: Sequence[float], bound: float, *, least: bool) -> str:
 
 
 def verdicts(rounds: Rounds) -> list[str]:
-    """What the rounds say of both goals. The best by hand is the one with the least median."""
-    better = [min(one[name] for name in BASELINES) / one[AUTO] for one in rounds]
-    middles = {name: statistics.median(one[name] for one in rounds) for name in rounds[0] if name != AUTO}
+    """Both goals, judged by the rounds. The best by hand is the one with the least median."""
+    better = [min(row[name] for name in BASELINES) / row[AUTO] for row in rounds]
+    middles = {name: statistics.median(row[name] for row in rounds) for name in rounds[0] if name != AUTO}
     best = min(middles, key=lambda name: middles[name])
-    by_hand = [one[AUTO] / one[best] for one in rounds]
+    by_hand = [row[AUTO] / row[best] for row in rounds]
     return [
         f"auto's speed / the better of fp32 and bf16: {judge(better, FASTER, least=True)}",
         f"auto's step / the best by hand, {NAMES.get(best, best)}: {judge(by_hand, SLOWER, least=False)}",
@@ -219,7 +219,7 @@ def verdicts(rounds: Rounds) -> list[str]:
 
 
 def added(pairs: Sequence[Pair]) -> list[str]:
-    """What ``auto`` itself adds to a step: a line, if pairs were measured.
+    """The time that ``auto`` itself adds to a step: a line, if pairs were measured.
 
     >>> for line in added([{"auto": (0.51, 0.2), "hand": (0.50, 0.2)}, {"auto": (0.49, 0.2), "hand": (0.50, 0.2)}]):
     ...     print(line)
@@ -227,7 +227,7 @@ def added(pairs: Sequence[Pair]) -> list[str]:
     """
     if not pairs:
         return []
-    wall, cpu = ([one["auto"][which] / one["hand"][which] for one in pairs] for which in (0, 1))
+    wall, cpu = ([turns["auto"][which] / turns["hand"][which] for turns in pairs] for which in (0, 1))
     return [
         f"auto's step / the same method's by hand, {len(pairs)} pairs of turns: {_spread(wall)}; "
         f"processor seconds {_spread(cpu)}"
@@ -238,14 +238,14 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def rows(found: Mapping[str, Any]) -> list[list[str]]:
+def rows(record: Mapping[str, Any]) -> list[list[str]]:
     """A line for each contender, the fastest first; who was hopeless has no rounds."""
-    rounds: Rounds = found["rounds"]
+    rounds: Rounds = record["rounds"]
     lines = []
-    for name in sorted(rounds[0], key=lambda name: statistics.median(one[name] for one in rounds)):
-        values = [1e3 * one[name] for one in rounds]
-        share = [one[AUTO] / one[name] for one in rounds]
-        words = f"auto: {found['chosen']}" if name == AUTO else NAMES.get(name, name)
+    for name in sorted(rounds[0], key=lambda name: statistics.median(row[name] for row in rounds)):
+        values = [1e3 * row[name] for row in rounds]
+        share = [row[AUTO] / row[name] for row in rounds]
+        words = f"auto: {record['chosen']}" if name == AUTO else NAMES.get(name, name)
         lines.append(
             [
                 words,
@@ -253,7 +253,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
                 f"{statistics.median(share):.2f} ({min(share):.2f} to {max(share):.2f})",
             ]
         )
-    left = {name: ms for name, ms in found["first"].items() if name not in rounds[0]}
+    left = {name: ms for name, ms in record["first"].items() if name not in rounds[0]}
     return [
         *lines,
         *([NAMES.get(name, name), f"{1e3 * ms:.0f} at first sight", "left out"] for name, ms in left.items()),
@@ -263,13 +263,13 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
 HEADS = ("method", "step, ms (range over rounds)", "auto's step / this one's, same round")
 
 
-def show(found: Mapping[str, Any], options: argparse.Namespace) -> str:
+def show(record: Mapping[str, Any], options: argparse.Namespace) -> str:
     """The cell in words and numbers."""
     lines = [
         f"{options.task} over {options.link}, {options.workers} workers, "
-        f"{len(found['rounds'])} rounds of {options.steps} steps",
-        "", contenders.markdown(HEADS, rows(found)), "", *verdicts(found["rounds"]), *added(found["pairs"]), "",
-        f"auto: {found['settled']}; {found['steps']} steps; spent {found['spent']:.1f} s in all.", *found["trials"],
+        f"{len(record['rounds'])} rounds of {options.steps} steps",
+        "", contenders.markdown(HEADS, rows(record)), "", *verdicts(record["rounds"]), *added(record["pairs"]), "",
+        f"auto: {record['settled']}; {record['steps']} steps; spent {record['spent']:.1f} s in all.", *record["trials"],
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -297,9 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work(options)
     around = contenders.Surroundings()
     contenders.start("benchmarks.by_hand", options.link, options.workers)
-    found = json.loads(Path(options.out).read_text())
-    Path(options.out).write_text(json.dumps({**around.as_dict(), **found}, indent=1))
-    sys.stdout.write(Path(options.out).read_text() if options.json else f"{show(found, options)}\n{around}\n")
+    record = json.loads(Path(options.out).read_text())
+    Path(options.out).write_text(json.dumps({**around.as_dict(), **record}, indent=1))
+    sys.stdout.write(Path(options.out).read_text() if options.json else f"{show(record, options)}\n{around}\n")
 
 
 if __name__ == "__main__":

@@ -45,11 +45,11 @@ Comparison: TypeAlias = dict[Task, dict[str, Compared]]
 
 def compare(rows: Iterable[SurveyRow], steps: StepTable | None = None) -> Comparison:
     """All methods on embedded data on the processor, by task and method."""
-    found: Comparison = {}
+    comparison: Comparison = {}
     for task, of in sort_rows(rows).items():
         goal = goal_of(of)
-        found[task] = {name: _compare(runs, goal, steps) for name, runs in of.items()}
-    return found
+        comparison[task] = {name: _compare(runs, goal, steps) for name, runs in of.items()}
+    return comparison
 
 
 def quality_after(row: SurveyRow, budget: float) -> float | None:

@@ -50,7 +50,7 @@ class Contender:
         self.done = 0
 
     def step(self) -> float:
-        """One step; its seconds."""
+        """Takes a step; returns its seconds."""
         batch = next(self.batches)  # not a part of it: in real training a loader's processes do that
         start = time.perf_counter()
         for group in self.optimizer.param_groups:
@@ -85,11 +85,11 @@ class Attached(Contender):
         self.handle = grace.attach(model, method, optimizer=self.optimizer)
 
     def explain(self) -> Explanation:
-        """What ``auto`` has chosen."""
+        """The choice of ``auto``."""
         assert isinstance(self.handle, Choosing)
-        found = self.handle.explain()
-        assert isinstance(found, Explanation)
-        return found
+        explained = self.handle.explain()
+        assert isinstance(explained, Explanation)
+        return explained
 
 
 # ---- workers --------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser, workers: int) -> None:
 
 
 def begin(options: argparse.Namespace) -> Task:
-    """What each worker does first; the task."""
+    """Begins the work of a worker; returns the task."""
     join()
     task = find_task(options.task)
     task.workers, task.steps = dist.get_world_size(), 10_000
@@ -205,11 +205,11 @@ def _ended() -> Iterator[list[subprocess.Popen[str]]]:
     try:
         yield started
     finally:
-        for one in started:
-            if one.poll() is None:
-                one.kill()
-            one.wait()
-            for pipe in (one.stdin, one.stdout):
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
 

@@ -23,15 +23,15 @@ def gather(rows: Iterable[SurveyRow]) -> Table:
 
 def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]]]:
     """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
-    found: dict[Task, dict[str, list[SurveyRow]]] = defaultdict(lambda: defaultdict(list))
+    tasks: dict[Task, dict[str, list[SurveyRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
-            found[row.protocol, row.task, row.steps][row.method].append(row)
-    return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
+            tasks[row.protocol, row.task, row.steps][row.method].append(row)
+    return {task: dict(sorted(of.items())) for task, of in sorted(tasks.items())}
 
 
 def chose_lr(row: SurveyRow) -> bool:
-    """Whether somebody asked for its learning rate, instead of the one that suits task and method."""
+    """True if somebody asked for its learning rate, instead of the one that suits task and method."""
     return (row.why or "").startswith(LR_ASKED)
 
 
@@ -43,28 +43,28 @@ def to_known(rows: Sequence[SurveyRow]) -> str:
 
 def write_known(table: Table, metrics: dict[Task, str]) -> str:
     """The same, from what was gathered: of each method the strictest class whose limit it keeps on two tasks or more."""
-    found = {}
+    known = {}
     for name in sorted({name for of in table.values() for name in of}):
-        said = judge(name, table, metrics)
-        if said is None:
+        evidence = judge(name, table, metrics)
+        if evidence is None:
             continue
         fits = [quality for quality, limit in LIMITS.items() if _keeps(name, table, metrics, limit)]
         plain = grace.spell(grace.method("none"))
-        lost = loss_of(*(table[said.protocol, said.task, said.steps][one] for one in (name, plain)))
-        found[name] = {
+        lost = loss_of(*(table[evidence.protocol, evidence.task, evidence.steps][method] for method in (name, plain)))
+        known[name] = {
             "quality": fits[0] if fits else "", "loss": round(lost, 4) if math.isfinite(lost) else None,
-            "task": said.task, "tasks": said.tasks, "runs": said.runs,
+            "task": evidence.task, "tasks": evidence.tasks, "runs": evidence.runs,
         }  # fmt: skip
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(known, indent=1) + "\n"
 
 
 def _keeps(name: str, table: Table, metrics: dict[Task, str], limit: float) -> bool:
-    said = judge(name, table, metrics, limit)
-    return said is not None and said.verdict == "keeps"
+    evidence = judge(name, table, metrics, limit)
+    return evidence is not None and evidence.verdict == "keeps"
 
 
 def read_known() -> str:
-    """What :func:`to_known` makes of the evidence in this package."""
+    """Quality of each known method, made by :func:`to_known` from the evidence in this package."""
     return write_known(*read_evidence())
 
 

@@ -1,4 +1,4 @@
-"""What memory that workers share costs beside gloo, inside one machine: ``python -m benchmarks.hop``.
+"""Shared memory against gloo, inside one machine: ``python -m benchmarks.hop``.
 
 The collectives of ``machine=`` (a reduce-scatter and an all-gather of what it gives) and an all-reduce, of float32, at
 several sizes. Both ways take turns in rounds; medians over rounds with their range, of the slowest worker's wall time and of
@@ -34,12 +34,12 @@ Sample = tuple[float, float]  # wall and processor seconds of one collective
 
 
 def hop(transport: Transport, x: torch.Tensor) -> None:
-    """What ``machine=`` does inside a machine with a tensor."""
+    """The exchange of ``machine=`` inside a machine, for a tensor."""
     transport.run(AllGather(transport.run(ReduceScatter(x.view(transport.world, -1), "mean"))))
 
 
 def all_reduce(transport: Transport, x: torch.Tensor) -> None:
-    """One all-reduce of it."""
+    """An all-reduce of it."""
     transport.run(AllReduce(x, "mean"))
 
 
@@ -71,7 +71,7 @@ def measure(transports: Mapping[str, Transport], sizes: Sequence[int], rounds: i
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     contenders.join()
     shared = MachineTransport(TorchDistributed.of_same_ranks(), slot=options.slot << 10)
     gloo = TorchDistributed.of_same_ranks()
@@ -79,21 +79,23 @@ def work(options: argparse.Namespace) -> None:
         transport.all_gather_text("", seconds=60.0)
     if shared.why:
         raise SystemExit(shared.why)
-    found = measure({"gloo": gloo, "shared": shared}, [int(size) for size in options.sizes.split(",")], options.rounds)
+    measured = measure(
+        {"gloo": gloo, "shared": shared}, [int(size) for size in options.sizes.split(",")], options.rounds
+    )
     if dist.get_rank() == 0:
-        Path(options.out).write_text(json.dumps(found, indent=1))
+        Path(options.out).write_text(json.dumps(measured, indent=1))
     contenders.end()
 
 
-def rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def rows(measured: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The table's lines."""
     lines = []
-    for one in found:
-        gloo, shared = one["samples"]["gloo"], one["samples"]["shared"]
+    for row in measured:
+        gloo, shared = row["samples"]["gloo"], row["samples"]["shared"]
         ratios = [s[0] / g[0] for s, g in zip(shared, gloo, strict=True)]
         wall = [spread([1e3 * sample[0] for sample in samples], 3) for samples in (gloo, shared)]
         cpu = [spread([1e3 * sample[1] for sample in samples], 3) for samples in (gloo, shared)]
-        lines.append([one["kind"], str(one["size"]), *wall, spread(ratios, 2), *cpu])
+        lines.append([row["kind"], str(row["size"]), *wall, spread(ratios, 2), *cpu])
     return lines
 
 
@@ -111,9 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work(options)
     around = contenders.Surroundings()
     contenders.start("benchmarks.hop", "none", options.workers)
-    found = json.loads(Path(options.out).read_text())
-    Path(options.out).write_text(json.dumps({**around.as_dict(), "found": found}, indent=1))
-    table = contenders.markdown(HEADS, rows(found))
+    measured = json.loads(Path(options.out).read_text())
+    Path(options.out).write_text(json.dumps({**around.as_dict(), "found": measured}, indent=1))
+    table = contenders.markdown(HEADS, rows(measured))
     sys.stdout.write(
         f"{options.workers} workers, slots of {options.slot} KiB, {options.rounds} rounds; {around}\n\n{table}\n"
     )

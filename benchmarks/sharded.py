@@ -119,34 +119,38 @@ def change(task: Any, options: argparse.Namespace) -> Task:
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     contenders.join()
     task = change(find_task(options.task), options)
     ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]
     if not options.methods and options.machines > 1:
         ways.extend(BETWEEN)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     if options.steps:
         for way in ways:
-            one = Contender(task, way, options.machines, options.betas, options.seed)
-            one.train(options.steps, timed=False)
-            found.append({"way": way, **task.evaluate(one.model)})
-            contenders.tell(f"{found[-1]}")
+            contender = Contender(task, way, options.machines, options.betas, options.seed)
+            contender.train(options.steps, timed=False)
+            rows.append({"way": way, **task.evaluate(contender.model)})
+            contenders.tell(f"{rows[-1]}")
     else:
         models = [Contender(task, way, options.machines) for way in ways]
-        for one in models:
-            one.train(WARM, timed=True)
-            one.seconds.clear()
+        for contender in models:
+            contender.train(WARM, timed=True)
+            contender.seconds.clear()
         for _ in range(ROUNDS):
-            for one in models:
-                one.train(STEPS, timed=True)
-        for one in models:
-            sent = None if one.handle is None else sum(axis.bytes_per_step for axis in one.handle.axes.values())
-            quartiles = [1000 * x for x in statistics.quantiles(one.seconds, n=4)]
-            found.append({"way": one.way, "step_ms": quartiles, "sent_bytes": sent})
+            for contender in models:
+                contender.train(STEPS, timed=True)
+        for contender in models:
+            sent = (
+                None
+                if contender.handle is None
+                else sum(axis.bytes_per_step for axis in contender.handle.axes.values())
+            )
+            quartiles = [1000 * x for x in statistics.quantiles(contender.seconds, n=4)]
+            rows.append({"way": contender.way, "step_ms": quartiles, "sent_bytes": sent})
     if dist.get_rank() == 0:
         Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.out).write_text(json.dumps(found))
+        Path(options.out).write_text(json.dumps(rows))
     contenders.end()
 
 
@@ -156,16 +160,16 @@ def read_betas(text: str) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def show(found: list[dict[str, Any]]) -> str:
+def show(rows: list[dict[str, Any]]) -> str:
     """The table."""
-    if "step_ms" not in found[0]:
-        metric = [key for key in found[0] if key != "way"]
+    if "step_ms" not in rows[0]:
+        metric = [key for key in rows[0] if key != "way"]
         lines = [["method", *metric], ["---"] * (1 + len(metric))]
-        lines += [[row["way"], *(f"{row[key]:.4g}" for key in metric)] for row in found]
+        lines += [[row["way"], *(f"{row[key]:.4g}" for key in metric)] for row in rows]
     else:
-        plain, bf16 = found[0]["step_ms"][1], found[1]["step_ms"][1]
+        plain, bf16 = rows[0]["step_ms"][1], rows[1]["step_ms"][1]
         lines = [["", "step, ms (quartiles)", "x FSDP2", "x bf16", "bytes that Grace sent"], ["---"] * 5]
-        for row in found:
+        for row in rows:
             low, median, high = row["step_ms"]
             sent = "" if row["sent_bytes"] is None else f"{row['sent_bytes']:,.0f}"
             lines.append(

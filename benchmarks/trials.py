@@ -1,4 +1,4 @@
-"""How often a trial of ``auto`` is right: ``python -m benchmarks.trials``, some ten seconds.
+"""The share of trials of ``auto`` that end right: ``python -m benchmarks.trials``, some ten seconds.
 
 Trials are simulated: a challenger takes in truth so many times what the incumbent takes, and each pair of blocks differs from
 that by noise. The rule is :class:`grace.auto.trial.Trial`, and beside it the one before, seven of at most eight pairs. Noise
@@ -31,7 +31,7 @@ class Counting(Trial):
     __slots__ = ()
 
     def verdict(self, *, plain: bool) -> bool | None:
-        """Whether the rival has won; None: more pairs are needed."""
+        """True if the rival has won; None: more pairs are needed."""
         return False if self.worse > 1 else True if self.better >= 7 else None
 
 
@@ -39,7 +39,7 @@ RULES = {"odds": Trial, "seven of eight": Counting}
 
 
 def normal(spread: float) -> Noise:
-    """Of this standard deviation."""
+    """Noise of this standard deviation."""
 
     def draw(dice: random.Random) -> Iterator[float]:
         while True:
@@ -49,7 +49,7 @@ def normal(spread: float) -> Noise:
 
 
 def stalls(dice: random.Random) -> Iterator[float]:
-    """Of 3 %, and in one pair of ten eight times as much."""
+    """Noise of 3 %, and in one pair of ten eight times as much."""
     while True:
         yield dice.gauss(0, 0.03) * (8 if dice.random() < 0.1 else 1)
 
@@ -63,7 +63,7 @@ def drift(dice: random.Random) -> Iterator[float]:
 
 
 def neighbours(dice: random.Random) -> Iterator[float]:
-    """Of 3 %, and in one pair of four one of the blocks takes 1.4 times as long."""
+    """Noise of 3 %, and in one pair of four one of the blocks takes 1.4 times as long."""
     while True:
         yield dice.gauss(0, 0.03) + (0.336 * dice.choice((1, -1)) if dice.random() < 0.25 else 0)
 
@@ -75,11 +75,11 @@ MADE_UP: Mapping[str, Noise] = {
 
 
 def measured(paths: Sequence[Path]) -> Noise:
-    """That of trials which have run: by how much each pair differs from the mean of its trial."""
+    """The noise of trials that have run: the difference of each pair from the mean of its trial."""
     noise: list[float] = []
     for path in paths:
         for trial in json.loads(path.read_text())["auto"]["trials"]:
-            logs = [math.log(theirs / mine) for mine, theirs in trial["pairs"]]
+            logs = [math.log(dense / own) for own, dense in trial["pairs"]]
             if len(logs) >= LEAST:  # the mean has taken a part of it
                 middle, scale = statistics.mean(logs), math.sqrt(len(logs) / (len(logs) - 1))
                 noise += [scale * (value - middle) for value in logs]

@@ -24,22 +24,22 @@ _NEEDS = "there is no table of steps that an idle machine measured: `grace surve
 
 
 class Verdict(Struct, frozen=True):
-    """What the archive says of a finding, and why."""
+    """The archive's verdict on a finding, and the reason."""
 
     finding: str
     verdict: str
     why: str
 
 
-def judge(found: Comparison, *, timed: bool = True) -> list[Verdict]:
+def judge(comparison: Comparison, *, timed: bool = True) -> list[Verdict]:
     """All verdicts.
 
     Args:
-        found: the methods on each task.
+        comparison: the methods on each task.
         timed: whether an idle machine measured the steps; if not, no finding of times is decided.
     """
-    times = _times(found) if timed else {}
-    return [*(rule(found) for rule in _QUALITIES), *(rule(times) for rule in _TIMES)]
+    times = _times(comparison) if timed else {}
+    return [*(rule(comparison) for rule in _QUALITIES), *(rule(times) for rule in _TIMES)]
 
 
 # ---- qualities ------------------------------------------------------------------------------------------------------
@@ -48,16 +48,21 @@ def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[C
     survey's, which nothing here can judge.
     """
 
-    def rule(found: Comparison) -> Verdict:
-        one, two = (grace.spell(grace.method(name)) for name in (better, worse))
-        there = {task: (of[one].epochs, of[two].epochs) for task, of in found.items() if one in of and two in of}
+    def rule(comparison: Comparison) -> Verdict:
+        first, second = (grace.spell(grace.method(name)) for name in (better, worse))
+        there = {
+            task: (of[first].epochs, of[second].epochs)
+            for task, of in comparison.items()
+            if first in of and second in of
+        }
         judged = longest([task for task, pair in there.items() if None not in (pair[0].low, pair[1].low)])
         held = [task for task in judged if _clearly(*there[task])]
         against = [task for task in judged if _clearly(*reversed(there[task]))]
-        said = "; ".join(
-            f"{name_of(task)}: `{one}` {there[task][0]}, `{two}` {there[task][1]}" for task in judged or there
+        places = "; ".join(
+            f"{name_of(task)}: `{first}` {there[task][0]}, `{second}` {there[task][1]}" for task in judged or there
         )
-        counts = f"clearly so on {len(held)}, clearly the opposite on {len(against)} of {_count(len(judged), 'task')}. {said}"
+        counts = f"clearly so on {len(held)}, clearly the opposite on {len(against)} of {_count(len(judged), 'task')}. "
+        counts += places
         if not there:
             return Verdict(finding, OPEN, f"{other + ': ' if other else ''}nothing that could be compared is measured")
         if other:
@@ -65,7 +70,7 @@ def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[C
         if against:
             return Verdict(finding, REFUTED, f"as a rule: {counts}")
         if len({task[1] for task in judged}) < TASKS:
-            return Verdict(finding, OPEN, f"{_few(judged)}. {said}")
+            return Verdict(finding, OPEN, f"{_few(judged)}. {places}")
         if len(held) == len(judged):
             return Verdict(finding, CONFIRMED, counts)
         return Verdict(finding, OPEN, counts)
@@ -73,46 +78,51 @@ def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[C
     return rule
 
 
-def _clearly(one: Quality, other: Quality) -> bool:
-    """Whether it is better by more than 2 % in the median, and the intervals do not touch: of equal methods with three seeds
+def _clearly(quality: Quality, other: Quality) -> bool:
+    """True if it is better by more than 2 % in the median, and the intervals do not touch: of equal methods with three seeds
     one comes out better in one case of ten, but seldom by much.
     """
-    return one.beats(other) and not abs(one.median - other.median) <= LOSS * abs(other.median)
+    return quality.beats(other) and not abs(quality.median - other.median) <= LOSS * abs(other.median)
 
 
-def _no_winner(found: Comparison) -> Verdict:
+def _no_winner(comparison: Comparison) -> Verdict:
     """By two yardsticks: after the whole run, and after equal bytes; among methods that send less than bf16 does."""
     finding = "No method wins everywhere"
-    judged = _judged(found)
+    judged = _judged(comparison)
     if len({task[1] for task in judged}) < TASKS:
         return Verdict(finding, OPEN, _few(list(judged)))
-    names = set.intersection(*({name for name, one in of.items() if one.sent < _DENSE} for of in judged.values()))
-    yards: dict[str, Callable[[Compared], Quality]] = {"epochs": lambda one: one.epochs, "bytes": lambda one: one.bytes}
+    names = set.intersection(
+        *({name for name, compared in of.items() if compared.sent < _DENSE} for of in judged.values())
+    )
+    yards: dict[str, Callable[[Compared], Quality]] = {
+        "epochs": lambda compared: compared.epochs,
+        "bytes": lambda compared: compared.bytes,
+    }
     on = f"{len(names)} methods that send less than bf16, on {_names(list(judged))}"
     unbeaten = {}
-    for said, of_yard in yards.items():
+    for yard, of_yard in yards.items():
         sheets = [{name: of_yard(of[name]) for name in names} for of in judged.values()]
         for name in sorted(names):
             if all(sheet[name].beats(sheet[rival]) for sheet in sheets for rival in names - {name}):
-                return Verdict(finding, REFUTED, f"`{name}` clearly beats all others at equal {said}, of {on}")
+                return Verdict(finding, REFUTED, f"`{name}` clearly beats all others at equal {yard}, of {on}")
         beaten = {name for sheet in sheets for name in names if any(sheet[rival].beats(sheet[name]) for rival in names)}
-        unbeaten[said] = sorted(names - beaten)
+        unbeaten[yard] = sorted(names - beaten)
     if not any(unbeaten.values()):
         return Verdict(
             finding, CONFIRMED, f"each is clearly beaten on one of the tasks, at equal epochs and at equal bytes: {on}"
         )
-    rest = "; ".join(f"at equal {said} {_code(left)}" for said, left in unbeaten.items() if left)
+    rest = "; ".join(f"at equal {yard} {_code(left)}" for yard, left in unbeaten.items() if left)
     return Verdict(finding, OPEN, f"of {on}, nothing is clearly better on any task than {rest}")
 
 
-def _architecture(found: Comparison) -> Verdict:
+def _architecture(comparison: Comparison) -> Verdict:
     finding = "The architecture decides which method is better"
-    judged = _judged(found)
+    judged = _judged(comparison)
     swaps, tried = [], 0
-    for (here, one), (there, other) in itertools.combinations(judged.items(), 2):
-        for a, b in itertools.permutations(sorted(set(one) & set(other)), 2):
+    for (here, first), (there, second) in itertools.combinations(judged.items(), 2):
+        for a, b in itertools.permutations(sorted(set(first) & set(second)), 2):
             tried += 1
-            if one[a].epochs.beats(one[b].epochs) and other[b].epochs.beats(other[a].epochs):
+            if first[a].epochs.beats(first[b].epochs) and second[b].epochs.beats(second[a].epochs):
                 swaps.append(
                     f"`{a}` clearly beats `{b}` on {name_of(here)}, and is clearly beaten by it on {name_of(there)}"
                 )
@@ -128,13 +138,13 @@ def _architecture(found: Comparison) -> Verdict:
 Steps = Mapping[str, Mapping[str, Compared]]
 
 
-def _times(found: Comparison) -> Steps:
+def _times(comparison: Comparison) -> Steps:
     """The methods of each task whose step is known, whatever they were trained for; fp32 and bf16 among them."""
     known: dict[str, dict[str, Compared]] = {}
-    for task in sorted(found, key=lambda task: -task[2]):
-        for name, one in found[task].items():
-            if one.steps:
-                known.setdefault(task[1], {}).setdefault(name, one)
+    for task in sorted(comparison, key=lambda task: -task[2]):
+        for name, compared in comparison[task].items():
+            if compared.steps:
+                known.setdefault(task[1], {}).setdefault(name, compared)
     return {task: of for task, of in sorted(known.items()) if {"none", "bf16"} <= set(of)}
 
 
@@ -142,15 +152,17 @@ def _ratio(times: Steps) -> Verdict:
     finding = "Compression ratio and speed-up do not go together"
     if len(times) < TASKS:
         return Verdict(finding, OPEN, _NEEDS)
-    said, clear = [], {True: 0, False: 0}
+    correlations, clear = [], {True: 0, False: 0}
     for task, of in times.items():
         names = [name for name in sorted(of) if name not in ("none", "bf16") and np.isfinite(of[name].sent)]
         pairs = np.array([(1 / of[name].sent, 1 / of[name].steps["1 Gbit/s"]) for name in names])
         low, middle, high = _correlation(pairs)
         clear[True] += low > TOGETHER
         clear[False] += high < TOGETHER
-        said.append(f"{task} {middle:.2f} ({low:.2f} to {high:.2f})")
-    why = f"rank correlation over methods at 1 Gbit/s, where above {TOGETHER} they go together: {', '.join(said)}"
+        correlations.append(f"{task} {middle:.2f} ({low:.2f} to {high:.2f})")
+    why = (
+        f"rank correlation over methods at 1 Gbit/s, where above {TOGETHER} they go together: {', '.join(correlations)}"
+    )
     if clear[True] == len(times):
         return Verdict(finding, REFUTED, why)
     return Verdict(finding, CONFIRMED if clear[False] >= TASKS and not clear[True] else OPEN, why)
@@ -174,18 +186,18 @@ def _few_pay(times: Steps) -> Verdict:
     finding = "At 10 Gbit/s few methods pay"
     if len(times) < TASKS:
         return Verdict(finding, OPEN, _NEEDS)
-    said, shares = [], []
+    texts, shares = [], []
     for task, of in times.items():
-        seconds = {name: one.steps["10 Gbit/s"] for name, one in of.items()}
+        seconds = {name: compared.steps["10 Gbit/s"] for name, compared in of.items()}
         dense = min(seconds["none"], seconds["bf16"])
         others = [name for name in seconds if name not in ("none", "bf16")]
         paying = [name for name in others if seconds[name] < (1 - MARGIN) * dense]
         shares.append(len(paying) / len(others) if others else 0.0)
         low, high = _share_interval(len(paying), len(others))
-        said.append(f"{len(paying)} of {len(others)} on {task} ({low:.2f} to {high:.2f})")
+        texts.append(f"{len(paying)} of {len(others)} on {task} ({low:.2f} to {high:.2f})")
     why = (
-        f"a step is shorter than that of the better of fp32 and bf16 by {100 * MARGIN:g} % with {', '.join(said)}, where less "
-        f"than {FEW} are few, and more than {MOST} most"
+        f"a step is shorter than that of the better of fp32 and bf16 by {100 * MARGIN:g} % with {', '.join(texts)}, "
+        f"where less than {FEW} are few, and more than {MOST} most"
     )
     if max(shares) < FEW:
         return Verdict(finding, CONFIRMED, why)
@@ -207,14 +219,14 @@ def _ranking(times: Steps) -> Verdict:
     there = {task: of for task, of in times.items() if set(RANKING) <= set(of)}
     if len(there) < TASKS:
         return Verdict(finding, OPEN, _NEEDS)
-    said, turned = [], 0
+    orders, turned = [], 0
     for task, of in there.items():
         seconds = {name: of[name].steps["1 Gbit/s"] for name in RANKING}
         order = sorted(seconds, key=lambda name: seconds[name])
-        said.append(f"{task}: " + ", ".join(f"`{name}` {1000 * seconds[name]:.3g} ms" for name in order))
+        orders.append(f"{task}: " + ", ".join(f"`{name}` {1000 * seconds[name]:.3g} ms" for name in order))
         turned += any(seconds[a] > (1 + CLOSE) * seconds[b] for a, b in itertools.combinations(RANKING, 2))
     much = f"the other way round by more than {100 * CLOSE:g} %"
-    why = f"{turned} of {len(there)} tasks have two of them {much}. {'; '.join(said)}"
+    why = f"{turned} of {len(there)} tasks have two of them {much}. {'; '.join(orders)}"
     if turned == 0:
         return Verdict(finding, CONFIRMED, why)
     return Verdict(finding, REFUTED if turned >= TASKS else OPEN, why)
@@ -239,7 +251,7 @@ _TIMES: tuple[Callable[[Steps], Verdict], ...] = (_ratio, _few_pay, _ranking)
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 def longest(tasks: Iterable[Task]) -> list[Task]:
-    """Of each task, the one with most steps; of equals, the one with the tasks' own learning rate."""
+    """The variant of each task with most steps; of equal ones, that with the tasks' own learning rate."""
     order = sorted(tasks, key=lambda task: (task[2], task[0] in ("survey", "quarter"), task[0]))
     return sorted({task[1]: task for task in order}.values())
 
@@ -249,9 +261,12 @@ def name_of(task: Task) -> str:
     return f"{task[1]}, {task[2]} steps" + ("" if task[0] in ("survey", "quarter") else f", {task[0]}")
 
 
-def _judged(found: Comparison) -> Comparison:
+def _judged(comparison: Comparison) -> Comparison:
     """The methods with an interval, of the longest runs of each task in which there are most of them."""
-    kept = {task: {name: one for name, one in of.items() if one.epochs.low is not None} for task, of in found.items()}
+    kept = {
+        task: {name: compared for name, compared in of.items() if compared.epochs.low is not None}
+        for task, of in comparison.items()
+    }
     order = sorted(kept, key=lambda task: (len(kept[task]), task[2]))
     best = {task[1]: task for task in order if len(kept[task]) > 1}
     return {task: kept[task] for task in sorted(best.values())}

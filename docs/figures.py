@@ -42,10 +42,10 @@ def rows(text: str, link: str = LINK, model: str = MODEL) -> list[dict[str, Any]
     Raises:
         ValueError: there is no such table, or no such column.
     """
-    _, found, rest = text.partition(f"| {link} |")
+    _, found_link, rest = text.partition(f"| {link} |")
     heading, *lines = rest.partition("\n\n")[0].splitlines() or [""]
     titles = [title.strip() for title in heading.split("|")]
-    if not found or f"{model} ms" not in titles:
+    if not found_link or f"{model} ms" not in titles:
         raise ValueError(f"no table of {link} with a column {model} ms")
     out = []
     for line in lines[1:]:
@@ -84,8 +84,8 @@ def step_bars() -> dict[str, Any]:
     y = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "step_ms", "op": "max"}}
     x = number("step_ms", "milliseconds of a step", zero=True)
     fill = {"fill": {"field": "bar", "type": "nominal", "scale": None}}
-    said = f"datum.name + ': ' + {MILLISECONDS}"
-    bar = layer("bar", {"y": y, "x": x, **fill}, name="parts", said=said, height={"band": 0.7})
+    description = f"datum.name + ': ' + {MILLISECONDS}"
+    bar = layer("bar", {"y": y, "x": x, **fill}, name="parts", description=description, height={"band": 0.7})
     ends = {"x": {**x, "field": "step_ms_low"}, "x2": {"field": "step_ms_high"}, "y": y}
     spread = layer("rule", ends, {"filter": "isValid(datum.step_ms_low)"}, style="measured")
     says = "Bars of the milliseconds of a step, one for each method."

@@ -77,10 +77,10 @@ def arguments(block: str) -> dict[str, str]:
     """``name: text`` entries of an Args section."""
     out: dict[str, str] = {}
     for line in block.splitlines():
-        found = re.match(r"(\w+): (.*)", line)
-        if found:
-            name = found[1]
-            out[name] = found[2]
+        match = re.match(r"(\w+): (.*)", line)
+        if match:
+            name = match[1]
+            out[name] = match[2]
         else:
             out[name] += " " + line.strip()
     return out
@@ -216,32 +216,32 @@ def _knobs(entry: Recipe, described: dict[str, str]) -> str:
 
 
 def _memory(method: grace.Method[Any]) -> str:
-    """What it needs beside the gradient."""
-    found = peak_of(method)
-    assert found is not None, "a method of its own needs no machines"
+    """The memory that it needs beside the gradient."""
+    peak = peak_of(method)
+    assert peak is not None, "a method of its own needs no machines"
     kept = (
-        f"keeps {found.kept:.2g} times its bytes from step to step" if found.kept else "keeps nothing from step to step"
+        f"keeps {peak.kept:.2g} times its bytes from step to step" if peak.kept else "keeps nothing from step to step"
     )
     return (
-        f"Beside the gradient a worker {kept}, and at most {found.most:.2g} times its bytes are alive in a step (a matrix of "
+        f"Beside the gradient a worker {kept}, and at most {peak.most:.2g} times its bytes are alive in a step (a matrix of "
         f"{SIDE} x {SIDE}, {WORKERS} workers, plain torch). See [how it is counted]"
         "(../concepts/gpu.md#memory)."
     )
 
 
 def _bias(method: grace.Method[Any]) -> str:
-    """What is declared of an unbiased method whose random numbers have few bits."""
+    """The declared bias of an unbiased method whose random numbers have few bits."""
     bias = method.facts(LIKE).bias
     return f" Declared (`facts(...).bias`): at most {bias:.1e} of the largest number for each element." if bias else ""
 
 
 def _needs(method: grace.Method[Any]) -> str:
-    """What the optimizer behind it must be like."""
+    """Its demands on the optimizer."""
     parts = [] if method.needs.momentum else ["no momentum of its own (`momentum=0`)"]
     if method.needs.lr_scale != 1:
         parts.append(f"{method.needs.lr_scale:g} times a learning rate that suits SGD, as a start")
-    said = f"{' and '.join(parts).capitalize()}: {method.needs.why}."
-    return f"{said} See [the optimizer](../concepts/optimizer.md#what-a-method-needs-of-the-optimizer)."
+    text = f"{' and '.join(parts).capitalize()}: {method.needs.why}."
+    return f"{text} See [the optimizer](../concepts/optimizer.md#what-a-method-needs-of-the-optimizer)."
 
 
 def _traffic(method: grace.Method[Any]) -> str:
@@ -256,11 +256,11 @@ def _traffic(method: grace.Method[Any]) -> str:
     dense = grace.method("none")
     rows = []
     for world in WORLDS:
-        mine, theirs = (m.traffic(LIKE, Peer(0, world)) for m in (method, dense))
-        assert mine is not None
-        assert theirs is not None
-        share = number(mine.sent / theirs.sent)
-        rows.append([str(world), str(mine.rounds), f"{mine.sent:,}", f"{theirs.sent:,}", share])
+        own, of_dense = (m.traffic(LIKE, Peer(0, world)) for m in (method, dense))
+        assert own is not None
+        assert of_dense is not None
+        share = number(own.sent / of_dense.sent)
+        rows.append([str(world), str(own.rounds), f"{own.sent:,}", f"{of_dense.sent:,}", share])
     return intro + "\n\n" + table(["W", "rounds", "bytes sent", "float32 all-reduce", "share"], rows)
 
 
@@ -273,16 +273,16 @@ def waits() -> list[list[str]]:
 
 
 def _waits(name: str) -> list[str]:
-    """How often the host waits for a GPU, if it does."""
-    said = []
+    """The number of times that the host waits for a GPU, if it does."""
+    lines = []
     for methods, knobs, questions, why in waits():
         if f"`{name}`" in methods.split(", "):
             times, _, what = questions.partition(" for ")
             often = {"1": "once", "2": "twice", "3": "three times", "4": "four times"}[times]
-            said.append(f"- {f'with {knobs}: ' if knobs else ''}{often} for {what or 'each bucket'}: {why}")
-    if not said:
+            lines.append(f"- {f'with {knobs}: ' if knobs else ''}{often} for {what or 'each bucket'}: {why}")
+    if not lines:
         return []
-    return ["The host waits for a GPU ([what that costs](../concepts/gpu.md#nothing-waits)):\n\n" + "\n".join(said)]
+    return ["The host waits for a GPU ([what that costs](../concepts/gpu.md#nothing-waits)):\n\n" + "\n".join(lines)]
 
 
 def _example(block: str) -> str:
@@ -369,7 +369,7 @@ def readme_families() -> str:
 
 
 def sharded_table() -> str:
-    """What one matrix of 1000 x 1000 costs a rank in a step, sharded over 8 ranks, and over 2 machines of 4."""
+    """Costs of one matrix of 1000 x 1000 for a rank in a step, sharded over 8 ranks, and over 2 machines of 4."""
     shards, replicas = Peer(0, 8), Peer(0, 2)
     rows, shard = torch.empty(8, LIKE.numel() // 8, device="meta"), torch.empty(250, 1000, device="meta")
     reference = cost(ReduceScatter(rows), 0, 8).sent, cost(AllReduce(shard), 0, 2).sent
@@ -392,7 +392,7 @@ def sharded_table() -> str:
 
 
 def communicators_table() -> str:
-    """What the average of a shard between machines costs a rank that is not the server, over each communicator."""
+    """Costs of averaging a shard between machines for a rank that is not the server, over each communicator."""
     lines = []
     for name in COMMUNICATORS.in_order():
         line = [f"`{name}`"]
@@ -406,11 +406,13 @@ def communicators_table() -> str:
                 sent = made.traffic(torch.empty(250, 1000, device="meta"), Peer(1, machines))
                 line.append("varies" if sent is None else f"{sent.sent:,}")
         lines.append(line)
-    return table(["communicator", *(f"`{one}`, {n}" for one in ("bf16", "qsgd:bits=4", "topk") for n in (2, 8))], lines)
+    return table(
+        ["communicator", *(f"`{name}`, {n}" for name in ("bf16", "qsgd:bits=4", "topk") for n in (2, 8))], lines
+    )
 
 
 def weights_table() -> str:
-    """What gathering the matrix twice and reducing its gradient cost a rank of FSDP in a step, over 8 ranks."""
+    """Costs of gathering the matrix twice and reducing its gradient, for a rank of FSDP in a step, over 8 ranks."""
     world, n = 8, LIKE.numel() // 8
     rows = torch.empty(world, n, device="meta")
     plain = cost(ReduceScatter(rows), 0, world).sent
@@ -444,10 +446,10 @@ def own_methods() -> list[str]:
 
 
 def stub(package: str) -> str:
-    """What a type checker sees of a package that finds its own modules: an ``__init__.pyi``."""
-    found = vars(importlib.import_module(package))
-    names = sorted(found["__all__"], key=_isort_key)
-    imports = sorted((_isort_key(found[name].__module__), found[name].__module__, name) for name in names)
+    """The ``__init__.pyi`` of a package that finds its own modules, for type checkers."""
+    contents = vars(importlib.import_module(package))
+    names = sorted(contents["__all__"], key=_isort_key)
+    imports = sorted((_isort_key(contents[name].__module__), contents[name].__module__, name) for name in names)
     lines = [f"from {module} import {name} as {name}" for _, module, name in imports]
     listed = "".join(f'    "{name}",\n' for name in names)
     mark = "# Written by docs/generate.py (make docs): what type checkers see of the modules that this package finds.\n"
@@ -455,7 +457,7 @@ def stub(package: str) -> str:
 
 
 def catalog_text() -> str:
-    """What the command line says without torch: the methods, tasks and commands."""
+    """The data of the command line, which it shows without torch: the methods, tasks and commands."""
     names = own_methods()
     rows = {row["name"]: row for row in describe_all()}
     tasks = describe_tasks()
@@ -472,17 +474,17 @@ def catalog_text() -> str:
 
 
 def error_sections() -> dict[str, str]:
-    """What the page on errors says of each class, without its links."""
+    """The section on each class from the page on errors, without its links."""
     page = (ROOT / "docs/concepts/errors.md").read_text(encoding="utf-8")
-    found = re.findall(r"^### (\w+)\n\n(.*?)\s*(?=^##|\Z)", page, flags=re.MULTILINE | re.DOTALL)
-    plain = ((name, re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)) for name, text in found)
+    sections = re.findall(r"^### (\w+)\n\n(.*?)\s*(?=^##|\Z)", page, flags=re.MULTILINE | re.DOTALL)
+    plain = ((name, re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)) for name, text in sections)
     return {name: re.sub(r"(?<!\n)\n(?![\n|`-])", " ", text) for name, text in plain}
 
 
 def _entry(name: str, row: dict[str, str]) -> dict[str, Any]:
     factory = recipe(name).factory
     knobs = {field.name: spell_value(field.default) for field in dataclasses.fields(factory)}
-    names = sorted({catalog.squash(one) for one in (name, factory.__name__, *recipe(name).aliases)})
+    names = sorted({catalog.squash(name) for name in (name, factory.__name__, *recipe(name).aliases)})
     return {"row": row, "about": describe(name), "names": names, "knobs": knobs}
 
 

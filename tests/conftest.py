@@ -72,7 +72,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def _seed() -> None:
-    """What a test draws does not depend on which tests its process has run before it."""
+    """Random numbers of a test do not depend on which tests its process has run before it."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
@@ -113,12 +113,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Where several tiers ran, what became of each."""
+    """Prints the outcomes of each tier, if several ran."""
     if len(counts := tiers.count(terminalreporter.stats)) > 1:
         terminalreporter.section("tiers")
         for tier, outcomes in counts.items():
-            said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-            terminalreporter.line(f"make {tier}: {said}")
+            text = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+            terminalreporter.line(f"make {tier}: {text}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -128,7 +128,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: some tests wait for processes of theirs."""
+    """Starts one process more than there are cores: some tests wait for processes of theirs."""
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
@@ -138,7 +138,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _groups_file(config: pytest.Config) -> Path:
-    """Where a worker writes each test's group for the process that hands the tests out."""
+    """File in which a worker writes each test's group for the process that hands the tests out."""
     if _GROUPS not in config.stash:
         config.stash[_GROUPS] = Path(tempfile.mkdtemp(prefix="groups-"), "groups.json")
     return config.stash[_GROUPS]

@@ -1,4 +1,4 @@
-"""What each test costs: `--seconds FILE` writes the processor's and the clock's seconds of every test, dearest first.
+"""Costs of each test: `--seconds FILE` writes the processor's and the clock's seconds of every test, dearest first.
 
 The processor's seconds are those of the test's process and of all that it started: they say the same on a busy machine as on
 an idle one, but for what a machine's caches do. Workers that live longer than a test are counted in the test that uses them.

@@ -1,4 +1,4 @@
-"""Which tests run when, and where: tiers by path, groups for the processes of pytest-xdist.
+"""Tiers of tests by path, groups for the processes of pytest-xdist.
 
 - Each test belongs to one tier, which is named like its command: `make test`, `make triton`, `make doors`, `make laws` and
   `make bench-test`. Its path says which (:data:`TIERS`); what runs in Triton's interpreter is of ``triton`` wherever it is,
@@ -148,17 +148,17 @@ def keep(items: list[pytest.Item], tier: str | None) -> list[pytest.Item]:
     """
     kept = []
     for item in items:
-        found = find_tier(item)
-        if leaves_out(item.path, found):
-            raise pytest.UsageError(f"{item.nodeid} is of {found}: say so in its file, by pytest.{MOVES}...)")
-        item.user_properties.append(("tier", found))
-        if tier in (None, found):
+        tier_of_item = find_tier(item)
+        if leaves_out(item.path, tier_of_item):
+            raise pytest.UsageError(f"{item.nodeid} is of {tier_of_item}: say so in its file, by pytest.{MOVES}...)")
+        item.user_properties.append(("tier", tier_of_item))
+        if tier in (None, tier_of_item):
             kept.append(item)
     return kept
 
 
 def count(stats: dict[str, list[Any]]) -> dict[str, dict[str, int]]:
-    """How many tests of each tier passed, failed and so on, from the reports of a run."""
+    """Numbers of tests of each tier that passed, failed and so on, from the reports of a run."""
     counts: dict[str, dict[str, int]] = {}
     for outcome in ("failed", "error", "passed", "skipped", "xfailed"):
         for report in stats.get(outcome, []):

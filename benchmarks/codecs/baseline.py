@@ -17,7 +17,7 @@ _MACHINE = ("processor", "cores", "kernels", "torch", "python", "system")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row of both documents. ``factor``: the ratio now over the ratio then."""
+    """A row of both documents. ``factor``: the ratio now over the ratio then."""
 
     operation: str
     method: str | None
@@ -30,7 +30,7 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """How much slower, in percent; negative if faster."""
+        """The slowdown in percent; negative if it is faster."""
         return 100 * (self.factor - 1)
 
 
@@ -44,12 +44,12 @@ class Comparison:
     differs: dict[str, tuple[Any, Any]]
 
     def slower(self, percent: float = 0.0) -> list[Change]:
-        """What is slower beyond the spread, and by more than so many percent; the worst first."""
-        found = [change for change in self.changes if change.verdict == "slower" and change.percent > percent]
-        return sorted(found, key=lambda change: -change.factor)
+        """Rows that are slower beyond the spread, and by more than so many percent; the worst first."""
+        changes = [change for change in self.changes if change.verdict == "slower" and change.percent > percent]
+        return sorted(changes, key=lambda change: -change.factor)
 
     def faster(self) -> list[Change]:
-        """What is faster beyond the spread, the best first."""
+        """Rows that are faster beyond the spread, the best first."""
         return sorted((c for c in self.changes if c.verdict == "faster"), key=lambda change: change.factor)
 
     def document(self) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"baseline {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"baseline {path} is not JSON: {error}") from error
-    found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else None
-    if found != (SCHEMA, VERSION):
+    form = (document.get("schema"), document.get("version")) if isinstance(document, dict) else None
+    if form != (SCHEMA, VERSION):
         raise ConfigurationError(
             f"baseline {path} is not a {SCHEMA} document of version {VERSION}; python -m benchmarks.codecs --out DIR "
             "writes one, DIR/codecs.json"

@@ -47,17 +47,17 @@ class Board(Bench):
             if self.is_worth_it(name, case, buffers.n, count):
                 rivals[case] = [other for other in compared if self.is_worth_it(name, other, buffers.n, count)]
         all_of_them = [*rivals, *(other for group in rivals.values() for other in group)]
-        found = self.clock.measure(buffers.add(), all_of_them, self.plan.samples, cold=buffers.n >= COLD)
+        measured = self.clock.measure(buffers.add(), all_of_them, self.plan.samples, cold=buffers.n >= COLD)
         out = []
         for case, others in rivals.items():
-            timings = {one: self.note(name, one, found[one], buffers.n, count) for one in (case, *others)}
+            timings = {timed: self.note(name, timed, measured[timed], buffers.n, count) for timed in (case, *others)}
             if (timing := timings.pop(case)) is not None:
                 told = {other: theirs for other, theirs in timings.items() if theirs is not None}
                 out.append((case, self._row_of(case, name, buffers, count, timing, told)))
         return out
 
     def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int) -> list[Case]:
-        """Where there is a goal: the reference kernels, the baseline instruction set, and naive torch code. Sets the case's
+        """Rivals of a method with a goal: reference kernels, baseline instruction set, naive torch code. Sets the case's
         patience.
         """
         if goals_of(case.operation, name, buffers.n):
@@ -112,8 +112,8 @@ class Board(Bench):
         cases = [*parts.degenerate(buffers), *coded]
         for case in cases:
             case.patience = _PATIENCE[None]
-        found = self.clock.measure(buffers.add(), cases, self.plan.samples, cold=True)
-        for case, timing in found.items():
+        measured = self.clock.measure(buffers.add(), cases, self.plan.samples, cold=True)
+        for case, timing in measured.items():
             self._add_part(case, timing, buffers.n, count, coded=coded.get(case), here=self._here(buffers, count))
         if buffers.n == max(self.plan.sizes):
             self._measure_powersgd(count)

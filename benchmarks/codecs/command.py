@@ -69,8 +69,8 @@ def codecs(
     if out is not None:
         renderer()  # now, not after minutes
     document, stop = run(Board(plan), out, _PROGRAM)
-    found = compare(document, then) if then is not None else None
-    document["baseline"] = None if found is None else {"file": str(baseline), **found.document()}
+    comparison = compare(document, then) if then is not None else None
+    document["baseline"] = None if comparison is None else {"file": str(baseline), **comparison.document()}
     written: list[str] = []
     if out is not None:
         write_document(document, out)
@@ -78,12 +78,12 @@ def codecs(
     if as_json:
         write_json(document)
     else:
-        show(view(document, found), _WIDTH)
+        show(view(document, comparison), _WIDTH)
         if written:
             typer.echo(f"In {out}: {', '.join(written)}", err=True)
     if status := judge(document, stop):
         raise typer.Exit(status)
-    slower = found.slower(fail_slower) if found is not None and fail_slower is not None else []
+    slower = comparison.slower(fail_slower) if comparison is not None and fail_slower is not None else []
     if slower:
         worst = slower[0]
         raise GraceError(

@@ -35,7 +35,7 @@ def draw(document: Row, out: Path) -> list[Path]:
 
 
 def _method_rows(document: Row) -> list[Row]:
-    """Those of all methods, with the fewest threads, at the largest size at which at least half of them were measured."""
+    """Rows of all methods, with the fewest threads, at the largest size at which at least half of them were measured."""
     rows = [row for row in document["rows"] if row["method"] is not None]
     if not rows:
         return []
@@ -44,7 +44,7 @@ def _method_rows(document: Row) -> list[Row]:
     for row in rows:
         names.setdefault(row["size"], set()).add(row["method"])
     most = max(map(len, names.values()))
-    size = max(size for size, found in names.items() if 2 * len(found) >= most)
+    size = max(size for size, labels in names.items() if 2 * len(labels) >= most)
     return [row for row in rows if (row["size"], row["threads"]) == (size, threads)]
 
 
@@ -68,11 +68,11 @@ def _methods(document: Row, rows: Sequence[Row]) -> Row:
     panels = []
     shown = [operation for operation in OPERATIONS if any(row["operation"] == operation for row in rows)]
     for operation in shown:
-        mine = [row for row in rows if row["operation"] == operation]
-        payloads = max((row["payloads"] or 0 for row in mine), default=0)
-        boxes = [_box(row, row["method"], recipe(row["method"].partition(":")[0]).family) for row in mine]
-        ticks = [_tick(row["method"], row["goal"], row["ratio"] <= row["goal"]) for row in mine if row["goal"]]
-        rivals = [rival for row in mine for rival in _rivals(row, row["method"])]
+        drawn = [row for row in rows if row["operation"] == operation]
+        payloads = max((row["payloads"] or 0 for row in drawn), default=0)
+        boxes = [_box(row, row["method"], recipe(row["method"].partition(":")[0]).family) for row in drawn]
+        ticks = [_tick(row["method"], row["goal"], row["ratio"] <= row["goal"]) for row in drawn if row["goal"]]
+        rivals = [rival for row in drawn for rival in _rivals(row, row["method"])]
         title = operation + (f" {payloads} workers" if payloads else "")
         ends = {"labels": operation == shown[0], "legend": operation == shown[-1]}
         panels.append(_panel(title, order, boxes, ticks, rivals, **ends))

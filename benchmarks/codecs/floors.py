@@ -1,4 +1,4 @@
-"""What no codec can be faster than on this machine, and so what its goal is here: the larger of two floors.
+"""Floors: no codec can be faster on this machine, so that its goal here is the larger of two floors.
 
 *Memory*: the bytes that it moves, at the speed of a copy that is measured beside it. *Arithmetic*: the cycles that it needs
 for a number, at the length of a cycle that a loop shows whose cycles are known. So a goal says the same of a machine with slow
@@ -28,7 +28,7 @@ _CHAIN, _LATENCY = (
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Of one machine with so many threads, at one size.
+    """Floors of one machine with so many threads, at one size.
 
     Attributes:
         byte: seconds of moving one, all threads together.
@@ -69,11 +69,11 @@ def measure(clock: Clock, buffers: Buffers, threads: int, samples: int) -> Floor
     return Floors(byte, _least(looping[loop]) / _CHAIN / _LATENCY, seconds, threads)
 
 
-def _median(found: CaseSamples | float) -> float:
-    return statistics.median(found.seconds) if isinstance(found, CaseSamples) else found
+def _median(timing: CaseSamples | float) -> float:
+    return statistics.median(timing.seconds) if isinstance(timing, CaseSamples) else timing
 
 
-def _least(found: CaseSamples | float) -> float:
+def _least(timing: CaseSamples | float) -> float:
     """A chain never takes less than its cycles, and more only where somebody else computes."""
-    seconds: Sequence[float] = found.seconds if isinstance(found, CaseSamples) else [found]
+    seconds: Sequence[float] = timing.seconds if isinstance(timing, CaseSamples) else [timing]
     return min(seconds)

@@ -1,4 +1,4 @@
-"""What the kernels should reach: the table that measured times are held against.
+"""Goals of the kernels: the table that measured times are compared with.
 
 Goals are multiples of ``torch y.add_(x)`` on equal buffers, cold, at any number of threads, if no other unit is said. Such a
 multiple says what a codec may compute, on the machine where it was set: as cycles for a number it travels to others, and what
@@ -27,7 +27,7 @@ WIRES = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One goal.
+    """A goal.
 
     Args:
         row: the name of the goal.
@@ -51,27 +51,27 @@ class Goal:
 
     @property
     def cycles(self) -> float:
-        """Of one thread, for a number; of goals in multiples of ``y.add_(x)``."""
+        """Cycles of one thread, for a number; of goals in multiples of ``y.add_(x)``."""
         return self.value * ADD_CYCLES
 
     @property
     def bytes(self) -> float:
-        """That are read and written for a number, at the least."""
+        """Bytes that are read and written for a number, at the least."""
         wire = WIRES.get(self.method or "topk", 0.0)
         if self.operation == DECODE:
             return 4 + PAYLOADS * wire
         return wire + (12 if self.operation == FEEDBACK else 4)  # gradient and memory in, what is left out
 
     def is_about(self, name: str) -> bool:
-        """Whether it is about this method."""
+        """True if it is about this method."""
         return self.method is not None and canonical(self.method) == canonical(name)
 
     def holds_at(self, size: int) -> bool:
-        """Whether it is for tensors of this size."""
+        """True if it is for tensors of this size."""
         return size == self.at if self.at is not None else size >= COLD
 
     def limit(self, threads: int) -> float:
-        """What should be reached with so many threads."""
+        """The value to reach with so many threads."""
         return self.value * (self.spare if threads > 1 else 1.0)
 
 
@@ -132,5 +132,5 @@ def goals_of(operation: str, name: str | None, size: int) -> list[Goal]:
 
 
 def position(row: str) -> int:
-    """Where the goal of this name stands in the table; behind all others if it is another."""
+    """Position of the goal of this name in the table; behind all others if there is none."""
     return next((at for at, goal in enumerate(GOALS) if goal.row == row), len(GOALS))

@@ -1,4 +1,4 @@
-"""How well arithmetic and memory overlap in kernels that pass twice: ``python -m benchmarks.codecs.overlap``.
+"""Overlap of arithmetic and memory in kernels that pass twice: ``python -m benchmarks.codecs.overlap``.
 
 Three times for a number, of encoding with a memory on one thread: *arithmetic* alone (a piece that stays in the second cache,
 again and again), *traffic* alone (the bytes that the passes move, at the speed of a copy that is measured beside it), and all
@@ -97,7 +97,7 @@ def measure(n: int, samples: int, clock: Clock | None = None) -> list[list[str]]
             **clock.measure(cached, [cached, calls], samples, cold=False),
             **clock.measure(large.add(), [whole], samples, cold=True),
         }
-        seconds = {case: min(found.seconds) for case, found in timed.items() if isinstance(found, CaseSamples)}
+        seconds = {case: min(timing.seconds) for case, timing in timed.items() if isinstance(timing, CaseSamples)}
         arithmetic = (seconds[cached] - seconds[calls]) / (CACHED - FEW)
         out.append(row(passes, here, arithmetic, seconds[whole] / n))
     return out

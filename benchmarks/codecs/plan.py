@@ -1,4 +1,4 @@
-"""What is measured: the methods with a goal everywhere, all others where that takes minutes and not hours."""
+"""The plan of measurements: the methods with a goal everywhere, all others where that takes minutes and not hours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = "parts"  # a job that is no method
 
 @dataclass(frozen=True, slots=True)
 class BoardPlan(CodecPlan):
-    """What is measured.
+    """The plan of measurements.
 
     Args:
         named: whether somebody asked for just these methods; then all are measured at all sizes.
@@ -27,7 +27,7 @@ class BoardPlan(CodecPlan):
     named: bool = False
 
     def covers(self, name: str, size: int, threads: int) -> bool:
-        """Whether this method is measured at this size, with so many threads. Methods without a goal are only for smaller
+        """True if this method is measured at this size, with so many threads. Methods without a goal are only for smaller
         tensors and the fewest threads, unless they were named: so that a run takes minutes.
         """
         modest = size < LARGE and threads == self.threads[0]
@@ -38,12 +38,12 @@ class BoardPlan(CodecPlan):
         jobs = CodecPlan.jobs(self, size, threads)  # with slots, a dataclass is another class than the one of this body
         parts = (PARTS, often * (0.8 + 0.15 * millions) if size >= COLD else 0.0)
         rivalry = min(1.5 * millions, 2.5 * self.budget + 0.2 * millions) + often * (0.2 + 0.04 * millions)
-        found = [
+        later = [
             (name, rivalry if _has_goal(name) else seconds)  # the most of it for what it is compared with
             for name, seconds in jobs
             if name != YARDSTICKS and self.covers(name, size, threads)
         ]
-        return [jobs[0], parts, *found]
+        return [jobs[0], parts, *later]
 
 
 name_owner(BoardPlan, "codecs")

@@ -22,7 +22,7 @@ def row(
     copies: CaseSamples | None = None,
     here: Floors | None = None,
 ) -> Row:
-    """One row, whose ``others`` are still to be filled with what it is compared with.
+    """A row, whose ``others`` are still to be filled with what it is compared with.
 
     ``here``: the floors of this machine, from which goals in multiples of ``y.add_(x)`` follow.
     ``coded``: the list of indices that was coded; ``copies``: the same operation in multiples of memcpy.
@@ -36,7 +36,7 @@ def row(
     reached = [
         judge_goal(goal, units[goal.unit], threads, _limit(goal, here)) for goal in goals if goal.kernels is None
     ]
-    first = next((found["goal"] for found in reached if found["unit"] == RATIO), None)
+    first = next((goal["goal"] for goal in reached if goal["unit"] == RATIO), None)
     return {**summarize(operation, timing), "goal": first, "goals": reached, "others": []}
 
 
@@ -48,7 +48,7 @@ def other(
     threads: int,
     here: Floors | None = None,
 ) -> Row:
-    """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
+    """The other side of a comparison: the same work on another backend, ``times`` times slower."""
     out = summarize(case.what or "the same", timing)
     name = out.pop("operation")
     if len(timing.ratios) == len(against.ratios):
@@ -65,21 +65,21 @@ def other(
 
 
 def _limit(goal: Goal, here: Floors | None) -> tuple[float, str] | None:
-    """What the goal is on this machine, and which floor it is; None of goals in other units."""
+    """The goal on this machine, and the floor that it is; None of goals in other units."""
     return here.limit(goal) if here is not None and goal.unit == RATIO else None
 
 
 def judge_goal(goal: Goal, values: Sequence[float], threads: int, at_least: tuple[float, str] | None = None) -> Row:
     """A goal, and what was reached. ``at_least``: what it is on this machine, and which floor that is."""
-    found = quartiles(values)
+    spread = quartiles(values)
     limit, binds = at_least or (goal.limit(threads), None)
     return {
         **_target(goal, limit),
         "binds": binds,
-        "value": short(found["median"]),
-        "low": short(found["low"]),
-        "high": short(found["high"]),
-        "met": found["median"] <= limit,
+        "value": short(spread["median"]),
+        "low": short(spread["low"]),
+        "high": short(spread["high"]),
+        "met": spread["median"] <= limit,
     }
 
 

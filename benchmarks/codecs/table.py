@@ -21,9 +21,9 @@ def view(document: dict[str, Any], comparison: Comparison | None = None) -> Rend
     """All that a person wants to see of it."""
     parts: list[RenderableType] = []
     for count in document["plan"]["threads"]:
-        mine = [row for row in document["rows"] if row["threads"] == count]
-        if mine:
-            parts += [_methods(mine, count), Text()]
+        rows = [row for row in document["rows"] if row["threads"] == count]
+        if rows:
+            parts += [_methods(rows, count), Text()]
     lines = sorted(goal_lines(document), key=lambda line: (line["size"], line["threads"], position(line["row"])))
     if lines:
         parts += [_goals(lines), _score(lines), Text()]
@@ -83,7 +83,7 @@ def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _times(factor: float | None, name: str) -> Text:
-    """How often slower the other code is; plain torch code should be so by far."""
+    """The factor by which the other code is slower; it should be large for plain torch code."""
     if factor is None:
         return Text()
     style = "" if name != "torch" else "green" if factor >= SPEEDUP else "red"
@@ -114,8 +114,8 @@ def _methods(rows: Sequence[dict[str, Any]], count: int) -> RenderableType:
         shown = number(row["ratio"]) if row["cold"] else f"{number(row['microseconds'])} us"
         place = (row["size"], names.index(row["operation"]))
         cells.setdefault(row["method"], {})[place] = Text(shown, style=style)
-    for name, found in cells.items():
-        table.add_row(name, *(found.get(place, Text("-", style="dim")) for place in columns))
+    for name, by_column in cells.items():
+        table.add_row(name, *(by_column.get(place, Text("-", style="dim")) for place in columns))
     return table
 
 
@@ -133,16 +133,16 @@ def _yardsticks(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 def _changes(comparison: Comparison) -> RenderableType:
     parts: list[RenderableType] = []
-    for title, found in (("slower", comparison.slower()), ("faster", comparison.faster())):
-        table = plain_table(f"{title} than the baseline, beyond the spread of both: {len(found)}")
+    for title, changes in (("slower", comparison.slower()), ("faster", comparison.faster())):
+        table = plain_table(f"{title} than the baseline, beyond the spread of both: {len(changes)}")
         for heading in ("operation", "method", "elements", "threads", "then", "now", "change"):
             table.add_column(heading, justify="left" if heading in ("operation", "method") else "right")
-        for change in found[:_MOST_CHANGES]:
+        for change in changes[:_MOST_CHANGES]:
             table.add_row(*_cells(change), style="red" if title == "slower" else "green")
-        if found:
+        if changes:
             parts.append(table)
-        if len(found) > _MOST_CHANGES:
-            parts.append(Text(f"... and {len(found) - _MOST_CHANGES} more", style="dim"))
+        if len(changes) > _MOST_CHANGES:
+            parts.append(Text(f"... and {len(changes) - _MOST_CHANGES} more", style="dim"))
     same = len(comparison.changes) - len(comparison.slower()) - len(comparison.faster())
     parts.append(
         Text(

@@ -1,1 +1,1 @@
-"""Where the floor of a step is, by experiment: ``python -m benchmarks.ladder``."""
+"""The floor of a step, by experiment: ``python -m benchmarks.ladder``."""

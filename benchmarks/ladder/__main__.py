@@ -1,4 +1,4 @@
-"""Where the floor of a step is, by experiment: ``python -m benchmarks.ladder``.
+"""The floor of a step, by experiment: ``python -m benchmarks.ladder``.
 
 Four workers train the same model in nine ways, each with one thing more than the one before: the bare model; DDP with a hook
 that does nothing; a pass over the gradients; the method's collectives; its codecs, on one lane or two; the product. They take
@@ -35,33 +35,36 @@ Rounds = list[dict[str, tuple[float, float]]]  # of each rung: wall and processo
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each worker does."""
+    """The work of each worker."""
     warnings.simplefilter("ignore")
     task = contenders.begin(options)
     wanted = [rung for rung in RUNGS if rung.name in options.rungs.split(",")]
     rungs = {rung.name: rung.make(task, options.method) for rung in wanted}
-    for name, one in rungs.items():
+    for name, rung in rungs.items():
         for _ in range(RECORDS + 2):
-            one.step()
+            rung.step()
         contenders.tell(f"{name} is ready")
-    found: dict[str, Rounds] = {}
+    links: dict[str, Rounds] = {}
     for number, name in enumerate(options.links.split(",")):
         contenders.hand_over(number)
-        for one in rungs.values():  # over the new link
-            one.step()
-        mine: Rounds = []
+        for rung in rungs.values():  # over the new link
+            rung.step()
+        rounds: Rounds = []
         for k in range(options.rounds):
             order = list(rungs) if k % 2 == 0 else list(rungs)[::-1]
-            mine.append({rung: rungs[rung].turn(options.steps) for rung in order})
+            rounds.append({rung: rungs[rung].turn(options.steps) for rung in order})
         told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, mine)
-        found[name] = [
-            {rung: (max(one[k][rung][0] for one in told), statistics.mean(one[k][rung][1] for one in told)) for rung in rungs}
+        dist.all_gather_object(told, rounds)
+        links[name] = [
+            {
+                rung: (max(part[k][rung][0] for part in told), statistics.mean(part[k][rung][1] for part in told))
+                for rung in rungs
+            }
             for k in range(options.rounds)
         ]  # fmt: skip
         contenders.tell(f"{name} is measured")
     if dist.get_rank() == 0:
-        Path(options.out).write_text(json.dumps(found, indent=1))
+        Path(options.out).write_text(json.dumps(links, indent=1))
     contenders.end()
 
 
@@ -77,15 +80,15 @@ def rows(rounds: Rounds) -> list[list[str]]:
         base = _BEFORE.get(name, before)
         price = ""
         if base in rounds[0]:
-            price = spread([1e3 * (one[name][0] - one[base][0]) for one in rounds], 0)
+            price = spread([1e3 * (turns[name][0] - turns[base][0]) for turns in rounds], 0)
             price += f", to {base}" if base != before else ""
         lines.append(
             [
                 name,
                 rung.words,
-                spread([1e3 * one[name][0] for one in rounds], 0),
-                spread([ratio(one, name) for one in rounds], 2) if "F0" in rounds[0] else "",
-                spread([1e3 * one[name][1] for one in rounds], 0),
+                spread([1e3 * turns[name][0] for turns in rounds], 0),
+                spread([ratio(turns, name) for turns in rounds], 2) if "F0" in rounds[0] else "",
+                spread([1e3 * turns[name][1] for turns in rounds], 0),
                 price,
             ]
         )
@@ -93,9 +96,9 @@ def rows(rounds: Rounds) -> list[list[str]]:
     return lines
 
 
-def ratio(one: Mapping[str, tuple[float, float]], rung: str) -> float:
-    """Of a rung's step to the bare model's, in the same round."""
-    return one[rung][0] / one["F0"][0]
+def ratio(turns: Mapping[str, tuple[float, float]], rung: str) -> float:
+    """Ratio of a rung's step to the bare model's, in the same round."""
+    return turns[rung][0] / turns["F0"][0]
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -108,23 +111,23 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def verdicts(name: str, rounds: Rounds, goal: float) -> list[str]:
-    """What the ladder says of the goal, and of two lanes."""
-    found = {rung: statistics.median(ratio(one, rung) for one in rounds) for rung in rounds[0]}
+    """Verdicts on the goal, and on two lanes."""
+    medians = {rung: statistics.median(ratio(turns, rung) for turns in rounds) for rung in rounds[0]}
     lines = []
-    if "F6" in found:
-        if found["F6"] <= goal:
+    if "F6" in medians:
+        if medians["F6"] <= goal:
             lines.append(
-                f"{name}: the product takes {found['F6']:.2f} of the bare model's step: the goal of {goal:.2f} is met."
+                f"{name}: the product takes {medians['F6']:.2f} of the bare model's step: the goal of {goal:.2f} is met."
             )
         else:
-            above = next((rung for rung in RUNGS if found.get(rung.name, 0.0) > goal), None)
+            above = next((rung for rung in RUNGS if medians.get(rung.name, 0.0) > goal), None)
             assert above is not None
             lines.append(
-                f"{name}: the product takes {found['F6']:.2f} of the bare model's step, the goal is {goal:.2f}: {above.name} "
-                f"({above.words}) is the first rung above it, with {found[above.name]:.2f}."
+                f"{name}: the product takes {medians['F6']:.2f} of the bare model's step, the goal is {goal:.2f}: "
+                f"{above.name} ({above.words}) is the first rung above it, with {medians[above.name]:.2f}."
             )  # fmt: skip
-    if "F5b" in found and "F5" in found:
-        gains = [1 - one["F5b"][0] / one["F5"][0] for one in rounds]
+    if "F5b" in medians and "F5" in medians:
+        gains = [1 - turns["F5b"][0] / turns["F5"][0] for turns in rounds]
         better = sum(gain > 0 for gain in gains)
         lines.append(
             f"{name}: two lanes gain {statistics.median(gains):.1%} ({min(gains):.1%} to {max(gains):.1%}) of F5's step, "
@@ -133,10 +136,10 @@ def verdicts(name: str, rounds: Rounds, goal: float) -> list[str]:
     return lines
 
 
-def show(found: Mapping[str, Rounds], options: argparse.Namespace) -> str:
+def show(links: Mapping[str, Rounds], options: argparse.Namespace) -> str:
     """All tables, and what they say."""
     parts = []
-    for name, rounds in found.items():
+    for name, rounds in links.items():
         parts.append(f"{name}, {options.method}:\n\n{contenders.markdown(HEADS, rows(rounds))}\n")
         if "F0" in rounds[0]:
             parts.append("\n".join(verdicts(name, rounds, GOALS.get(name, min(GOALS.values())))) + "\n")
@@ -165,12 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "benchmarks.ladder", links[0], options.workers,
         lambda number, network: network.change(link(links[number])) if number and network is not None else None,
     )  # fmt: skip
-    found = json.loads(Path(options.out).read_text())
-    Path(options.out).write_text(json.dumps({**around.as_dict(), "links": found}, indent=1))
+    measured = json.loads(Path(options.out).read_text())
+    Path(options.out).write_text(json.dumps({**around.as_dict(), "links": measured}, indent=1))
     sys.stdout.write(
         Path(options.out).read_text() if options.json else
         f"{options.task}, batch {options.batch}, {options.workers} workers, {options.rounds} rounds of {options.steps} steps; "
-        f"{around}\n\n{show(found, options)}"
+        f"{around}\n\n{show(measured, options)}"
     )  # fmt: skip
 
 

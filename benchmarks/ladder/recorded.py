@@ -131,9 +131,9 @@ class TwoLanes:
 
     def __init__(self, buckets: list[Recorded], transport: Transport):
         self.buckets, self.transport = buckets, transport
-        rounds = [(j + r, j, r) for j, one in enumerate(buckets) for r in range(len(one.stages) - 1)]
+        rounds = [(j + r, j, r) for j, bucket in enumerate(buckets) for r in range(len(bucket.stages) - 1)]
         self._order = [(j, r) for _, j, r in sorted(rounds)]
-        self._stages = sum(len(one.stages) for one in buckets)
+        self._stages = sum(len(bucket.stages) for bucket in buckets)
         self._changed = threading.Condition()
         self._codec, self._network = ThreadLane("ladder-codecs"), ThreadLane("ladder-network")
         self._due: list[tuple[int, int]] = []  # stages whose calls may be made
@@ -167,14 +167,14 @@ class TwoLanes:
     def _move(self) -> None:
         waiting = deque(self._order)
         while waiting:
-            bucket, stage = one = waiting.popleft()
+            bucket, stage = entry = waiting.popleft()
             with self._changed:
-                self._changed.wait_for(lambda one=one: one in self._sent)  # type: ignore[misc]
+                self._changed.wait_for(lambda entry=entry: entry in self._sent)  # type: ignore[misc]
             op = self.buckets[bucket].stages[stage][1]
             assert op is not None
             self.transport.run(op)
             with self._changed:
-                self._sent.remove(one)
+                self._sent.remove(entry)
                 self._due.append((bucket, stage + 1))
                 self._changed.notify_all()
 

@@ -104,7 +104,7 @@ class Passing(Hooked):
         self.lane.submit(job)
 
     def work(self, index: int, buffer: Tensor, gradients: dict[str, Tensor]) -> None:
-        """What is done with the bucket, in the lane."""
+        """The work on the bucket, in the lane."""
         if not self.owes:
             all_finite(buffer)
             return
@@ -115,7 +115,7 @@ class Passing(Hooked):
 
     @property
     def owes(self) -> bool:
-        """Whether the method has a memory."""
+        """True if the method has a memory."""
         like = torch.empty(64, 64)
         method = self.policy.method_for("weight", like, 0)
         return method.owed(method.init(like)) is not None

@@ -1,1 +1,1 @@
-"""What Grace itself costs, in torch and in other toolkits: ``python -m benchmarks.overhead``."""
+"""The cost of Grace itself, in torch and in other toolkits: ``python -m benchmarks.overhead``."""

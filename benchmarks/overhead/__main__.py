@@ -1,4 +1,4 @@
-"""What Grace itself costs: ``python -m benchmarks.overhead``.
+"""The cost of Grace itself: ``python -m benchmarks.overhead``.
 
 With ``--device`` what a bucket of 25 MB costs the host that submits it, and the device; with ``--steps``, too, what a step
 of training takes there, against plain DistributedDataParallel. Else in torch time against plain DistributedDataParallel, time
@@ -25,7 +25,7 @@ from grace_command.text import plain_table
 
 
 def table(rows: list[dict[str, Any]]) -> RenderableType:
-    """What was measured, and its quartiles."""
+    """The measurements, with their quartiles."""
     lines = plain_table("what Grace itself costs")
     lines.add_column("operation")
     for heading in ("measured", "quartiles"):

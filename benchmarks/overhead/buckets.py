@@ -1,4 +1,4 @@
-"""What a bucket of 25 MB costs: the host, which submits its exchange, and the device, which is busy with it.
+"""The cost of a bucket of 25 MB: for the host, which submits its exchange, and for the device, which computes it.
 
 12 tensors of a ResNet-50, 6,361,920 numbers, with the method's default memory, over a network that at once returns what it
 was given, as from four workers. In a backward pass the host does this beside the model's own launches; where it takes longer
@@ -60,7 +60,7 @@ def measure(
 
 
 def _stepper(method: str, kept: dict[str, torch.Tensor]) -> Callable[[], Callable[[], object]]:
-    """What makes ready for a step, and returns it."""
+    """A function that prepares a step, and returns it."""
     worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo(WORKERS)
 
     def ready() -> Callable[[], object]:

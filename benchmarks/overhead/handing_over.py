@@ -1,4 +1,4 @@
-"""What handing gradients to Grace and back costs in TensorFlow, Keras and JAX, and what a step costs with the method ``none``.
+"""The cost of handing gradients to Grace and back in TensorFlow, Keras and JAX, and of a step with the method ``none``.
 
 - *handing over*: one gradient of 25 million float32, through the toolkit's compiled call to the host, in one worker alone. The
   program does not need it afterwards, as a training step does not. The clock is read when the program comes to that call
@@ -80,7 +80,7 @@ def hand_over(host: Host, samples: int, numbers: int) -> list[dict[str, Any]]:
     clock = _Clock()
     handover = Handover(["gradient"], [(numbers,)], ["float32"], "none", transport=clock)
     x, target = torch.rand(numbers), torch.zeros(numbers)
-    mine = [host.give(x.numpy())]
+    arrays = [host.give(x.numpy())]
     step = host.compile(lambda gradients: (host.now(), host.call(handover.mean, gradients)))
     there, back, faults = [], [], []
     for sample in range(_WARM + samples):
@@ -88,8 +88,8 @@ def hand_over(host: Host, samples: int, numbers: int) -> list[dict[str, Any]]:
         target.copy_(x)
         copied = time.perf_counter() - start
         faulted, called = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.time()
-        came, mine = step(mine)
-        host.wait(mine)
+        came, arrays = step(arrays)
+        host.wait(arrays)
         end = time.time()
         if sample >= _WARM:
             begin = max(called, BEGUN + float(came))

@@ -185,15 +185,15 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _find_addresses(count: int) -> list[str]:
     """``count`` addresses on this machine, as rank 0 chooses them for all ranks."""
-    found: list[Any] = [[f"127.0.0.1:{port}" for port in _find_ports(count)]]
-    dist.broadcast_object_list(found)
-    addresses: list[str] = found[0]
+    chosen: list[Any] = [[f"127.0.0.1:{port}" for port in _find_ports(count)]]
+    dist.broadcast_object_list(chosen)
+    addresses: list[str] = chosen[0]
     return addresses
 
 
 def _find_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]

@@ -1,4 +1,4 @@
-"""What Grace itself costs, measured where it does nothing useful: with the method ``none``, in the steady state.
+"""The cost of Grace itself, measured where it does nothing useful: with the method ``none``, in the steady state.
 
 Three questions, and how they are answered:
 
@@ -61,14 +61,14 @@ def measure(samples: int) -> list[dict[str, Any]]:
 
 
 def make_row(operation: str, values: list[float], unit: str, goal: float) -> dict[str, Any]:
-    """What was measured, as its median and quartiles."""
-    found = quartiles(values)
+    """A measurement, as its median and quartiles."""
+    spread = quartiles(values)
     return {
         "operation": operation,
-        "value": found["median"],
+        "value": spread["median"],
         "unit": unit,
-        "low": found["low"],
-        "high": found["high"],
+        "low": spread["low"],
+        "high": spread["high"],
         "goal": goal,
         "samples": len(values),
     }
@@ -76,7 +76,7 @@ def make_row(operation: str, values: list[float], unit: str, goal: float) -> dic
 
 # ---- time and memory, in two processes ------------------------------------------------------------------------------
 def in_two_processes(work: Callable[..., list[dict[str, Any]]], *args: Any) -> list[dict[str, Any]]:
-    """What ``work(*args)`` gives on rank 0 of two gloo processes.
+    """The result of ``work(*args)`` on rank 0 of two gloo processes.
 
     Raises:
         GraceError: they failed.
@@ -94,7 +94,7 @@ def in_two_processes(work: Callable[..., list[dict[str, Any]]], *args: Any) -> l
 
 
 def _join(work: Callable[..., list[dict[str, Any]]], *args: Any) -> list[dict[str, Any]]:
-    """One of the two processes."""
+    """A process of the two."""
     torch.set_num_threads(max(1, resources.cores() // 2))
     init_process_group()
     rows = work(*args)
@@ -142,7 +142,7 @@ def _stepper(*, attach: bool) -> Callable[[], None]:
 
 
 def seconds(run: Callable[[], None]) -> float:
-    """How long it takes on this rank, from the moment when all ranks begin."""
+    """Seconds that it takes on this rank, from the moment when all ranks begin."""
     torch.distributed.barrier()  # so that neither run pays for the other's stragglers
     start = time.perf_counter()
     run()

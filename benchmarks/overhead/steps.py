@@ -1,4 +1,4 @@
-"""What a step of training takes with Grace, over what it takes with plain DistributedDataParallel, by one worker on a device.
+"""The time of a training step with Grace, relative to plain DistributedDataParallel, of one worker on a device.
 
 One worker has nothing to send, so that what is measured is what Grace costs: codecs, launches, and the host that submits
 them. The model is an encoder of 12 layers, 85 million parameters, and its loss is of all outputs. A sample is some steps

@@ -1,4 +1,4 @@
-"""What mkdocs does for the site beyond the files of docs/: ``mkdocs.yml`` names this file.
+"""Hooks of mkdocs, for parts of the site that are no files of docs/; ``mkdocs.yml`` names this file.
 
 - README.md is the front page, and docs/index.md the page behind it (pages.md).
 - Links between files of the repository become links of the site. Files outside docs/ that are linked to become pages.
@@ -34,7 +34,7 @@ TOOLKITS = (
 GROUPS = {  # of what `import grace` offers; what is in none of them is under "Everything else"
     "training": (
         "Training",
-        ["attach", "Auto", "Handle", "local", "LocalSteps", "DistributedOptimizer", "momentum_in_memory",
+        ["attach", "Auto", "Handle", "local", "outer", "OuterLoop", "LocalSteps", "DistributedOptimizer", "momentum_in_memory",
          "broadcast_parameters",
          "broadcast_optimizer_state", "broadcast_object", "init_process_group", "transport"],
     ),
@@ -110,16 +110,16 @@ def source(uri: str) -> Path | None:
 
 def sources(files: Files) -> list[Path]:
     """The files of all pages that were read."""
-    found = (source(file.src_uri) for file in files if file.src_uri.endswith(".md"))
-    return [path for path in found if path is not None]
+    paths = (source(file.src_uri) for file in files if file.src_uri.endswith(".md"))
+    return [path for path in paths if path is not None]
 
 
 def outside(path: Path) -> list[Path]:
     """The files outside docs/ that a page links to."""
-    found = [
+    targets = [
         _target(path, link[1]) for part in _prose(path.read_text(encoding="utf-8")) for link in LINK.finditer(part)
     ]
-    return [target for target in found if not _in_site(target)]
+    return [target for target in targets if not _in_site(target)]
 
 
 def translate(text: str, path: Path, uri: str) -> str:
@@ -143,7 +143,7 @@ def translate(text: str, path: Path, uri: str) -> str:
 
 
 def as_page(path: Path) -> str:
-    """Where a file from outside docs/ stands in the site."""
+    """Address in the site of a file from outside docs/."""
     name = path.relative_to(ROOT).as_posix()
     return f"files/{name}" if name.endswith(".md") else f"files/{name}.md"
 
@@ -207,8 +207,8 @@ def api_pages() -> dict[str, tuple[str, str]]:
     for key, (title, names) in groups.items():
         text = "Everything here is in `grace`: `grace." + names[0] + "`.\n\n"
         for name in names:
-            found = places[name]
-            text += f"::: {found.__module__}.{getattr(found, '__qualname__', name)}\n\n"
+            target = places[name]
+            text += f"::: {target.__module__}.{getattr(target, '__qualname__', name)}\n\n"
         if key == "errors":
             text += "::: grace.errors\n    options:\n      show_root_heading: false\n      filters: ['Error$', 'Mismatch$']\n"
         pages[f"reference/api/{key}.md"] = (title, text)
@@ -219,7 +219,7 @@ def api_pages() -> dict[str, tuple[str, str]]:
 
 
 def _package(name: str) -> str:
-    """What a package offers (``__all__``), read without importing it: its toolkit may be missing."""
+    """The public names of a package (``__all__``), read without importing it: its toolkit may be missing."""
     path = ROOT / "src" / name.replace(".", "/")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
     homes, offered = {}, []
@@ -236,7 +236,7 @@ def _package(name: str) -> str:
 
 
 def commands() -> str:
-    """What ``grace --help`` says of each command."""
+    """The line of ``grace --help`` on each command."""
     import typer
     from typer.cli import get_docs_for_click
 

@@ -45,8 +45,8 @@ def missing(rows: Sequence[SurveyRow], plan: Sequence[Planned]) -> list[str]:
     for (protocol, task), wanted in places.items():
         have = [method for method, seed in wanted if (protocol, task, method, seed) in there]
         none = sorted({method for method, _ in wanted} - set(have))
-        said = ", ".join(f"`{method}`" for method in none) if have else "all"
-        lines.append(f"| {protocol} | `{task}` | {len(have)} of {len(wanted)} | {said or 'none'} |")
+        without = ", ".join(f"`{method}`" for method in none) if have else "all"
+        lines.append(f"| {protocol} | `{task}` | {len(have)} of {len(wanted)} | {without or 'none'} |")
     return lines
 
 
@@ -54,7 +54,7 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
     """The page, as Markdown. ``plan``: the runs that there are to be."""
     tasks = compare(rows, steps)
     hours = sum(row.cpu_seconds for row in rows) / 3600
-    seeds = sum(one.epochs.seeds >= SEEDS for of in tasks.values() for one in of.values())
+    seeds = sum(compared.epochs.seeds >= SEEDS for of in tasks.values() for compared in of.values())
     trials = sum(row.protocol.endswith(TRIAL) for row in rows)
     lines = [
         "# Data: the survey's findings", "",
@@ -76,7 +76,7 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
         f"{100 * LOSS:g} % in the medians. The rules are in `benchmarks/verdicts.py`.", "",
         _about_steps(steps), "",
         "| finding | verdict | why |", "| --- | --- | --- |",
-        *(f"| {one.finding} | **{one.verdict}** | {one.why} |" for one in judge(rows, steps)), "",
+        *(f"| {verdict.finding} | **{verdict.verdict}** | {verdict.why} |" for verdict in judge(rows, steps)), "",
         "## How to read the tables", "",
         "Quality is that at the last evaluation: at equal epochs. *At equal bytes* is the quality when a worker had sent "
         f"{100 * SHARE:g} % of what fp32 sends in the whole run, on a line between two evaluations; whoever sends less in the "
@@ -86,7 +86,7 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
     ]  # fmt: skip
     for task, of in tasks.items():
         runs = [row for row in rows if (row.protocol, row.task, row.steps) == task]
-        timed = any(one.times for one in of.values()) and steps is not None and not steps.busy
+        timed = any(compared.times for compared in of.values()) and steps is not None and not steps.busy
         heads = [f"to bf16's quality, {over}" for over in LINKS] if timed else []
         lines += [
             f"## {name_of(task)}",
@@ -96,8 +96,13 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
             f"| {' | '.join(['method', 'quality', 'at equal bytes', 'bytes', *heads])} |",
             "| --- |" + " ---: |" * (3 + len(heads)),
         ]
-        for name, one in sorted(of.items(), key=lambda item: _place(item[0], item[1].epochs)):
-            cells = [str(one.epochs), str(one.bytes), _share(one.sent), *(_time(one, over) for over in LINKS if timed)]
+        for name, compared in sorted(of.items(), key=lambda item: _place(item[0], item[1].epochs)):
+            cells = [
+                str(compared.epochs),
+                str(compared.bytes),
+                _share(compared.sent),
+                *(_time(compared, over) for over in LINKS if timed),
+            ]
             lines.append(f"| `{name}` | {' | '.join(cells)} |")
         lines.append("")
     lines += [
@@ -109,12 +114,12 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
     return "\n".join([*lines, *missing(rows, plan), ""])
 
 
-def _place(name: str, one: Quality) -> tuple[float, str]:
-    return (-one.median if one.higher else one.median), name
+def _place(name: str, quality: Quality) -> tuple[float, str]:
+    return (-quality.median if quality.higher else quality.median), name
 
 
-def _time(one: Compared, over: str) -> str:
-    wait = one.times.get(over)
+def _time(compared: Compared, over: str) -> str:
+    wait = compared.times.get(over)
     if wait is None:
         return "-"
     if not math.isfinite(wait.median):
@@ -152,7 +157,7 @@ def _about(row: SurveyRow) -> str:
 
 
 def _rates(runs: Sequence[SurveyRow], rows: Sequence[SurveyRow]) -> str:
-    """Which learning rate each method chose, if they chose, and whether a wider grid might have given a better one."""
+    """The learning rate that each method chose, if any, and whether a wider grid might have given a better one."""
     if not chose_lr(runs[0]) or runs[0].protocol.endswith(TRIAL):
         return ""
     tried = sorted(

@@ -7,12 +7,14 @@ import typing as _typing
 import grace.methods as _methods
 from grace import communicators as _communicators
 from grace import memories as _memories
+from grace import optim as optim
 from grace.adapters.attach import attach
 from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from grace.adapters.doors import register_door
 from grace.adapters.handle import Handle
-from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.momentum import momentum_in_memory
+from grace.adapters.outer.door import LocalSteps, local, outer
+from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.auto.settings import Auto
 from grace.collectives import Traffic
@@ -69,6 +71,7 @@ __all__ = [
     "Method",
     "Needs",
     "OptimizerWarning",
+    "OuterLoop",
     "Peer",
     "Policy",
     "Rule",
@@ -89,6 +92,7 @@ __all__ = [
     "method",
     "methods",
     "momentum_in_memory",
+    "outer",
     "pack",
     "quantize",
     "register",

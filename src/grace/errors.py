@@ -43,7 +43,7 @@ class GraceError(Exception):
 
     @property
     def see(self) -> str:
-        """Where to read on about errors of this kind: an address, or the command that says it."""
+        """Reference for errors of this kind: an address, or a command that prints it."""
         return _section(type(self))
 
 
@@ -163,7 +163,7 @@ class AbsentError(TransportError):
 
 
 def _section(kind: type[BaseException]) -> str:
-    """How to read on about this kind; for a class that is not Grace's own, about the class that it extends."""
+    """Reference for errors of this kind; for a class that is not Grace's own, about the class that it extends."""
     own = next(base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] in _OWN)
     page = _page()
     return f"grace explain {own}" if page is None else f"{page}#{own.lower()}"

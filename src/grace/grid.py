@@ -45,7 +45,7 @@ class Grid:
         return f"Grid({dict(self.sizes)!r})"
 
     def place(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Where a rank stands: its place along each axis, and how many there are."""
+        """Position of a rank: its place along each axis, and the size of the axis."""
         return {name: (rank // self._strides[name] % size, size) for name, size in self.sizes.items()}
 
     def line(self, rank: int, axis: str) -> tuple[int, ...]:

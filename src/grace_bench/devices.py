@@ -45,12 +45,12 @@ def device_of(text: str) -> torch.device:
 
 
 def count_devices() -> int:
-    """How many CUDA devices torch finds here."""
+    """Number of CUDA devices that torch finds here."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def place(kind: str, local_rank: int, local_world: int, shaped: bool) -> Placement:
-    """Where a worker works, of those on its machine. Where each has a GPU of its own they talk over NCCL, which refuses two on
+    """Place of a worker among those of its machine. If each has a GPU of its own they talk over NCCL, which refuses two on
     one; else, and over a link that is ``shaped``, which NCCL would not pass, over gloo.
 
     Raises:

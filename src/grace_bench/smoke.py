@@ -38,11 +38,14 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
     check_memory(configs)
     with watch(len(configs)) as watcher:
         runs = sweep(configs, out, watcher, command=["smoke"])
-    said, wrong = _make_report(out, len(runs))
-    for one in runs:
-        name = file_name(one.config)
+    summary, wrong = _make_report(out, len(runs))
+    for ended in runs:
+        name = file_name(ended.config)
         wrong += [f"{name}: {problem}" for problem in _find_problems(out / "runs" / name)]
-    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}", said]
+    checked = [
+        f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}",
+        summary,
+    ]
     if refused:
         checked.append(f"no link was made: {refused}")
     return {"checked": checked, "problems": wrong}
@@ -72,7 +75,7 @@ def _make_report(out: Path, runs: int) -> tuple[str, list[str]]:
     except MissingExtraError as error:
         return f"no report: {error}", []
     wrong = [f"report: {report['runs']} of {runs} runs are in it"] if report["runs"] != runs else []
-    wrong += [f"report: {one['file']} was left out: {one['reason']}" for one in report["skipped"]]
+    wrong += [f"report: {entry['file']} was left out: {entry['reason']}" for entry in report["skipped"]]
     if "<html" not in Path(report["page"]).read_text()[:2000].lower():
         wrong.append(f"report: {report['page']} is no page")
     return f"report: {report['page']}", wrong

@@ -24,16 +24,16 @@ def read() -> dict[str, Any]:
         with their defaults as strings spell them.
     errors: what to do about each class. command: the tree of commands, see :func:`describe_command`.
     """
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
 
 
 def is_whole() -> bool:
     """True if the catalog has all methods here; in a checkout it may lack a new file."""
     spec = importlib.util.find_spec("grace")  # finds it without importing it
     places = [] if spec is None else spec.submodule_search_locations or []
-    found = [list_files(Path(place) / "methods") for place in places]
-    return read()["files"] in found and not plugins()
+    listings = [list_files(Path(place) / "methods") for place in places]
+    return read()["files"] in listings and not plugins()
 
 
 def list_files(folder: Path) -> list[str]:
@@ -62,7 +62,7 @@ def find(text: str) -> dict[str, Any] | None:
         True
     """
     name, colon, tail = text.strip().partition(":")
-    entry = next((one for one in read()["methods"].values() if squash(name) in one["names"]), None)
+    entry = next((method for method in read()["methods"].values() if squash(name) in method["names"]), None)
     if entry is None or not colon:
         return entry
     pairs = [part.split("=") for part in tail.split(",")]
@@ -80,7 +80,7 @@ def find_error(name: str) -> dict[str, str] | None:
     """
     wanted = name.rpartition(".")[2].lower()
     told = ({"error": error, "about": about} for error, about in read()["errors"].items())
-    return next((one for one in told if one["error"].lower() == wanted), None)
+    return next((error for error in told if error["error"].lower() == wanted), None)
 
 
 def squash(name: str) -> str:
@@ -99,16 +99,16 @@ def describe_command(command: Any, completions: dict[str, Sequence[str]]) -> dic
     """
     told: dict[str, Any] = {
         "help": (command.help or "").partition("\n\n")[0],
-        "params": [_describe_param(one, completions) for one in command.params if "completion" not in one.name],
+        "params": [_describe_param(param, completions) for param in command.params if "completion" not in param.name],
     }
     below = getattr(command, "commands", {})
     return told | (
-        {"commands": {name: describe_command(one, completions) for name, one in below.items()}} if below else {}
+        {"commands": {name: describe_command(inner, completions) for name, inner in below.items()}} if below else {}
     )
 
 
 def _describe_param(param: Any, completions: dict[str, Sequence[str]]) -> dict[str, Any]:
-    offered = [getattr(one, "value", one) for one in param.shell_complete(None, "")]
+    offered = [getattr(choice, "value", choice) for choice in param.shell_complete(None, "")]
     told = {
         "names": ["/".join(filter(None, pair)) for pair in _pair(param.opts, param.secondary_opts)],
         "option": param.param_type_name == "option",
@@ -133,6 +133,6 @@ def write(document: dict[str, Any]) -> str:
 def _write(value: Any, depth: int, indent: str = "") -> str:
     if not depth or not isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
-    inner: Callable[[Any], str] = lambda one: _write(one, depth - 1, indent + " ")  # noqa: E731
-    lines = [f"{indent} {json.dumps(key)}: {inner(one)}" for key, one in value.items()]
+    inner: Callable[[Any], str] = lambda item: _write(item, depth - 1, indent + " ")  # noqa: E731
+    lines = [f"{indent} {json.dumps(key)}: {inner(item)}" for key, item in value.items()]
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"

@@ -27,11 +27,11 @@ class _PlainFlags:
     def get_params(self, *context: Any) -> list[Any]:
         """Options and arguments."""
         above: Any = super()
-        found: list[Any] = above.get_params(*context)
-        for one in found:
-            if getattr(one, "is_flag", False) and one.metavar is None:
-                one.metavar = ""
-        return found
+        params: list[Any] = above.get_params(*context)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
 
 
 class Command(_PlainFlags, TyperCommand):
@@ -76,10 +76,10 @@ def _imitate(name: str, command: dict[str, Any]) -> Callable[..., None]:
     def do_nothing(**options: Any) -> None:
         pass
 
-    params = [_param(f"option_{at}", one) for at, one in enumerate(command["params"])]
+    params = [_param(f"option_{at}", param) for at, param in enumerate(command["params"])]
     do_nothing.__name__, do_nothing.__doc__ = name, command["help"]
     do_nothing.__signature__ = inspect.Signature(params)  # type: ignore[attr-defined]
-    do_nothing.__annotations__ = {one.name: one.annotation for one in params}
+    do_nothing.__annotations__ = {param.name: param.annotation for param in params}
     return do_nothing
 
 

@@ -67,7 +67,7 @@ def plain_table(title: str | None = None, headings: Sequence[str] = (), *, left:
 
 
 def describe_os_error(error: OSError) -> str | None:
-    """One line about an unusable file or a full disk; None if it is nothing that a user can fix."""
+    """A line about an unusable file or a full disk; None if it is nothing that a user can fix."""
     if error.errno == errno.ENOSPC:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}; free some space and run the command again"

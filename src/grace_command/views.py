@@ -44,42 +44,42 @@ def tasks_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     return Group(table, Text(more, style="dim"))
 
 
-def auto_text(found: dict[str, Any]) -> RenderableType:
+def auto_text(document: dict[str, Any]) -> RenderableType:
     """Settings of ``auto``, and what they mean."""
-    parts: list[RenderableType] = [Text(found["settings"], style="bold"), Text(found["summary"]), Text()]
-    for name, text in found["sections"].items():
+    parts: list[RenderableType] = [Text(document["settings"], style="bold"), Text(document["summary"]), Text()]
+    for name, text in document["sections"].items():
         parts += [Text(name, style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
     return Group(*parts)
 
 
-def method_table(found: dict[str, Any]) -> RenderableType:
+def method_table(document: dict[str, Any]) -> RenderableType:
     """All about one method."""
-    title = Text(found["method"], style="bold") + Text(f"  {found['family']}", style="dim")
-    parts: list[RenderableType] = [title, Text(found["summary"]), Text()]
+    title = Text(document["method"], style="bold") + Text(f"  {document['family']}", style="dim")
+    parts: list[RenderableType] = [title, Text(document["summary"]), Text()]
     parts.append(Text("Recipe", style="bold"))
-    parts += [Padding(Text(found["recipe"]), (0, 0, 1, 4), expand=False)]
-    for name, text in found["sections"].items():
+    parts += [Padding(Text(document["recipe"]), (0, 0, 1, 4), expand=False)]
+    for name, text in document["sections"].items():
         parts += [Text(name, style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
-    if found["optimizer"]["needs"]:
-        text = "{needs}: {why}".format(**found["optimizer"])
+    if document["optimizer"]["needs"]:
+        text = "{needs}: {why}".format(**document["optimizer"])
         parts += [Text("The optimizer needs", style="bold"), Padding(Text(text, "yellow"), (0, 0, 1, 4), expand=False)]
-    parts += [Text("Claims", style="bold"), Padding(_facts(found["facts"]), (0, 0, 1, 4), expand=False)]
-    if (memory := found["memory"]) is not None:
+    parts += [Text("Claims", style="bold"), Padding(_facts(document["facts"]), (0, 0, 1, 4), expand=False)]
+    if (memory := document["memory"]) is not None:
         text = "keeps {kept:g} times the gradient, at most {most:g} times more are alive in a step".format(**memory)
         parts += [Text("Memory", style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
     parts += [
         Text("Traffic of one worker and step", style="bold"),
-        Padding(_traffic(found["traffic"]), (0, 0, 0, 4), expand=False),
+        Padding(_traffic(document["traffic"]), (0, 0, 0, 4), expand=False),
     ]
-    if any(line["sent_bytes"] is None for line in found["traffic"]):
+    if any(line["sent_bytes"] is None for line in document["traffic"]):
         parts.append(Text("    '-': depends on the data; grace train measures it.", style="dim"))
-    parts += [Text(f"Note: {found['method']} {warning}.", style="yellow") for warning in found["warnings"]]
+    parts += [Text(f"Note: {document['method']} {warning}.", style="yellow") for warning in document["warnings"]]
     return Group(*parts)
 
 
-def error_text(found: dict[str, str]) -> RenderableType:
+def error_text(document: dict[str, str]) -> RenderableType:
     """Formats the advice about an error."""
-    return Group(Text(found["error"], style="bold"), Text(found["about"]))
+    return Group(Text(document["error"], style="bold"), Text(document["about"]))
 
 
 def _facts(facts: Sequence[dict[str, Any]]) -> Table:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "1.0"  # of GRACE's interface
 __all__ = ["adopt", "stand_in"]
 
-if not any(isinstance(one, Finder) for one in sys.meta_path):
+if not any(isinstance(finder, Finder) for finder in sys.meta_path):
     sys.meta_path.append(Finder())
 
 

@@ -142,7 +142,7 @@ class Adopted(Method[None]):
             told = yield AllGather(wires.seal(counts, finite, peer.step)[0])
             wires.read_headers(told, peer.step)
             rows = _check_rows(wires.unseal(told, counts.shape[1] * 8, torch.int64), x.numel(), rows[0], peer.rank)
-            sizes = [size_of(tensors, one) for one in rows]
+            sizes = [size_of(tensors, row) for row in rows]
         gathered = yield AllGather(wires.seal(raw[None], finite, peer.step, max(sizes))[0])  # [W, s]
         finite = wires.read_headers(gathered, peer.step)
         if finite is False:
@@ -207,14 +207,14 @@ class Adopted(Method[None]):
         return None if self.original.compressor.average else torch.zeros((), dtype=torch.float32, device="cpu")
 
 
-def _check_rows(told: Tensor, n: int, mine: list[int], rank: int) -> list[list[int]]:
+def _check_rows(told: Tensor, n: int, own: list[int], rank: int) -> list[list[int]]:
     rows: list[list[int]] = told.tolist()
     most = 64 * n + 4096
     for sender, counts in enumerate(rows):
         if any(not 0 <= count <= most for count in counts):
             raise PayloadError(f"field 'rows' of rank {sender} must be in [0, {most}], got {counts}")
-    if rows[rank] != mine:
-        raise PayloadError(f"field 'rows' of rank {rank}, this one, came back as {rows[rank]}, not {mine}")
+    if rows[rank] != own:
+        raise PayloadError(f"field 'rows' of rank {rank}, this one, came back as {rows[rank]}, not {own}")
     return rows
 
 
@@ -225,12 +225,12 @@ def _describe(value: Any, depth: int = 3) -> str:
     if isinstance(value, Tensor):
         return f"tensor({tuple(value.shape)}, {float(value.double().sum()) if value.numel() else 0})"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_describe(one, depth) for one in value)}]"
+        return f"[{', '.join(_describe(item, depth) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_describe(one, depth)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {_describe(item, depth)}' for key, item in value.items())}}}"
     name = getattr(value, "__qualname__", type(value).__qualname__)
     attributes = vars(value) if depth and hasattr(value, "__dict__") and not isinstance(value, type) else {}
     shown = ", ".join(
-        f"{key}={_describe(one, depth - 1)}" for key, one in sorted(attributes.items()) if key[:2] != "__"
+        f"{key}={_describe(item, depth - 1)}" for key, item in sorted(attributes.items()) if key[:2] != "__"
     )
     return f"{name}({shown})"

@@ -167,8 +167,8 @@ class Communicator:
             self._steps.update(dict.fromkeys(new, made))
         means: dict[str, Tensor] = {}
         for steps in dict.fromkeys(self._steps[name] for name in tensors):
-            mine = {name: x.detach().clone() for name, x in tensors.items() if self._steps[name] is steps}
-            means.update({name: mean.clone() for name, mean in steps.step(mine).items()})
+            own = {name: x.detach().clone() for name, x in tensors.items() if self._steps[name] is steps}
+            means.update({name: mean.clone() for name, mean in steps.step(own).items()})
         return means
 
     def _in_use(self) -> list[Steps]:

@@ -23,12 +23,12 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         from grace_dl.table import contents
 
-        found = contents(toolkit, tuple(path_within))
-        if found is None:
+        content = contents(toolkit, tuple(path_within))
+        if content is None:
             return None
         leaf = len(path_within) == 2 or path_within == ["helper"]
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=not leaf)
-        spec.loader_state = found
+        spec.loader_state = content
         return spec
 
     def exec_module(self, module: ModuleType) -> None:

@@ -35,7 +35,7 @@ def shared_transport() -> Transport:
 
 
 def find_world() -> int | None:
-    """How many workers the job has, if it has begun; None otherwise."""
+    """Number of workers of the job, if it has begun; None otherwise."""
     if _shared is not None:
         return _shared.world
     torch = sys.modules.get("torch")

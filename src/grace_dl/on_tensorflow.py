@@ -34,7 +34,7 @@ class TensorFlowCommunicator(Communicator):
         tensor = memory.compensate(tensor, name)
         compressed, ctx = self.compressor.compress(tensor, name)
         updates = memory.update(tensor, name, self.compressor, compressed, ctx) or []
-        with tf.control_dependencies([one for one in updates if tf.is_tensor(one)]):
+        with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return self.send_receive(compressed, ctx)
 
     def send_step(self, tensor: Any, name: str) -> tuple[Any, Any]:
@@ -56,8 +56,8 @@ class TensorFlowCommunicator(Communicator):
         if self.kind == "broadcast" and compressor.tensors_size_are_same:
             ranks = [[self._run(t, functools.partial(Broadcast, root=root)) for t in tensors] for root in range(world)]
         else:
-            ranks = [list(one) for one in zip(*[self._rows(t, world) for t in tensors], strict=True)]
-        decompressed = [compressor.decompress(one, ctx) for one in ranks]
+            ranks = [list(row) for row in zip(*[self._rows(t, world) for t in tensors], strict=True)]
+        decompressed = [compressor.decompress(row, ctx) for row in ranks]
         total = tf.add_n(decompressed) if _aggregates_by_default(compressor) else compressor.aggregate(decompressed)
         return total / world if compressor.average else total
 

@@ -48,7 +48,7 @@ class Compressor(ABC):
         """The tensor that one worker's tensors stand for."""
 
     def aggregate(self, tensors: Sequence[Any]) -> Any:
-        """One tensor from all workers' decompressed tensors."""
+        """Makes one tensor of all workers' decompressed tensors."""
         return sum(tensors[1:], tensors[0])
 
 
@@ -84,8 +84,8 @@ class Knobs:
 
 
 class KnownCompressor(Knobs, Compressor):
-    """One of GRACE's own. Among Grace's parts it stands for a method; alone, beside a memory or communicator of yours, it
-    encodes with Grace's codec: a list with one wire, and a context that decodes everyone's.
+    """A compressor of GRACE's own. Among Grace's parts it stands for a method; alone, beside a memory or communicator of
+    yours, it encodes with Grace's codec: a list with one wire, and a context that decodes everyone's.
     """
 
     def __init__(self, *args: object, **knobs: object):
@@ -122,7 +122,7 @@ class KnownCompressor(Knobs, Compressor):
 
 
 class KnownMemory(Knobs, Memory):
-    """One of GRACE's own. Among Grace's parts it stands for Grace's memory; beside a compressor of yours it computes what
+    """A memory of GRACE's own. Among Grace's parts it stands for Grace's memory; beside a compressor of yours it computes what
     GRACE's residual memory did, ``beta residual + gamma tensor``.
     """
 

@@ -54,15 +54,15 @@ def size_of(like: Sequence[Tensor], rows: Sequence[int]) -> int:
 
 def everyones(tensors: Sequence[Tensor], same: bool) -> Exchange[list[list[Tensor]]]:
     """Every rank's list of tensors. ``same``: their sizes are the same on all ranks."""
-    mine = as_bytes(tensors)
+    own = as_bytes(tensors)
     if same:
-        received = yield AllGather(mine)
+        received = yield AllGather(own)
         return [from_bytes(row, tensors) for row in received]
-    counts = torch.tensor(count_rows(tensors), dtype=torch.int64, device=mine.device)
+    counts = torch.tensor(count_rows(tensors), dtype=torch.int64, device=own.device)
     all_rows = (yield AllGather(counts)).tolist()
     sizes = [size_of(tensors, rows) for rows in all_rows]
-    padded = mine.new_zeros(max(sizes))
-    padded[: mine.numel()] = mine
+    padded = own.new_zeros(max(sizes))
+    padded[: own.numel()] = own
     received = yield AllGather(padded)
     return [from_bytes(row[:size], tensors, rows) for row, size, rows in zip(received, sizes, all_rows, strict=True)]
 
@@ -82,17 +82,17 @@ def send_receive(kind: str, compressor: Any, tensors: Sequence[Tensor], ctx: Any
             ranks.append(from_bytes(raw, tensors))
     else:
         ranks = yield from everyones(tensors, compressor.tensors_size_are_same)
-    total = compressor.aggregate([compressor.decompress(one, ctx) for one in ranks])
+    total = compressor.aggregate([compressor.decompress(row, ctx) for row in ranks])
     return total / world if compressor.average else total
 
 
-def compare(transport: Transport, mine: str, seconds: float) -> None:
+def compare(transport: Transport, own: str, seconds: float) -> None:
     """Before a tensor's first exchange, all ranks compare which tensor it is. GRACE averaged whatever arrived together.
 
     Raises:
         RoundMismatch: they differ, on all ranks.
     """
-    told = transport.all_gather_text(mine, seconds=seconds)
+    told = transport.all_gather_text(own, seconds=seconds)
     if len(set(told)) > 1:
-        who = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
+        who = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told))
         raise RoundMismatch(f"ranks exchange different tensors; all give the same ones, in one order. {who}")

@@ -16,7 +16,7 @@ from grace_dl.parts import Compressor, KnownCompressor, KnownMemory, Memory
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of GRACE's classes.
+    """A class of GRACE.
 
     name: of the class. text: its string in Grace; parameters in braces.
     defaults: GRACE's parameters, in its order, with its helper's values.

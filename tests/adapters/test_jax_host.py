@@ -66,7 +66,7 @@ def over_jax_distributed(folder: Path, over_gloo: list[str]) -> list[str]:
 
 
 def run(kind: str, folder: Path, *places: dict[str, str]) -> list[str]:
-    """What two workers print, each in a process with a place of its own, or under torchrun's variables."""
+    """Output of two workers, each in a process with a place of its own, or under torchrun's variables."""
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the sums are torch's, and to compile takes longest
     env = tuple({**place, **quick} for place in places or ({}, {}))
     ended = fork(SCRIPT, kind, str(folder), workers=2, env=env, torchrun=not places)
@@ -90,7 +90,7 @@ def test_over_jax_distributed(over_jax_distributed: list[str], case: str) -> Non
 
 # ---- in this process ------------------------------------------------------------------------------------------------------
 def is_ordered() -> bool:
-    """Whether the callback is one that jit neither moves nor repeats: JAX refuses to vmap such a one only."""
+    """True if jit neither moves nor repeats the callback: JAX refuses to vmap such a callback only."""
     params = {"w": jnp.ones((2, 2))}
     mean, handle = gj.compressed_mean_on_host("none", params, transport=Alone())
     effects = {str(effect) for effect in jax.make_jaxpr(mean.update)(params, mean.init(params)).effects}
@@ -226,6 +226,6 @@ for name in ("jax", "optax"):
     del sys.modules[name]
 """
     (tmp_path / "missing.py").write_text(code)
-    said = run_script(tmp_path / "missing.py")
+    output = run_script(tmp_path / "missing.py")
     for name in ("jax", "optax"):
-        assert f"grace.jax needs {name}, which is not installed: pip install 'grace-dl[jax]'" in said
+        assert f"grace.jax needs {name}, which is not installed: pip install 'grace-dl[jax]'" in output

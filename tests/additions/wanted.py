@@ -1,4 +1,6 @@
-"""One of each thing that is added to Grace, as its author would write it: new files, and lines in files that there are."""
+"""Examples of each thing that is added to Grace, as its author would write it: new files, and lines in files that there
+are.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Addition:
-    """What one writes by hand.
+    """An addition, as its author writes it by hand.
 
     what: the beginning of its row in the table of docs/concepts/architecture.md.
     files: new ones, by their path in the tree.
@@ -25,12 +27,12 @@ class Addition:
 
     @property
     def word(self) -> str:
-        """What its first file is called."""
+        """Name of its first file."""
         return next(iter(self.files)).rpartition("/")[2].removesuffix(".py")
 
     @property
     def by_hand(self) -> int:
-        """How many files one touches by hand."""
+        """Number of files that its author touches by hand."""
         return len(self.files) + len(self.lines)
 
 

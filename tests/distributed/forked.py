@@ -23,7 +23,7 @@ WORKER = "grace_bench.workers.worker"
 
 
 class Forked:
-    """What :mod:`grace_bench.workers.local` asks of a ``subprocess.Popen``."""
+    """Process with the part of ``subprocess.Popen`` that :mod:`grace_bench.workers.local` uses."""
 
     def __init__(self, command: Sequence[str], *, stdout: BinaryIO, env: Mapping[str, str], **_: Any):
         assert command[:-1] == [sys.executable, "-m", WORKER], "a worker over a link has an interpreter of its own"

@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_other_workers(four: Pool, tmp_path: Path, old: int, 
 
 
 def saved_beside_training(rank: int, world: int, spec: str, place: str) -> str:
-    """What is saved in the background is what was there when it began."""
+    """A save in the background has the state at its begin."""
     torch.manual_seed(7)
     net = DistributedDataParallel(Net(), bucket_cap_mb=0.03)
     handle = grace.attach(net, spec)

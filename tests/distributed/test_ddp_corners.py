@@ -1,4 +1,4 @@
-"""What users of DistributedDataParallel do beside the ordinary: uneven inputs, frozen parameters, copied, dropped models."""
+"""Corners of DistributedDataParallel that users reach: uneven inputs, frozen parameters, copied, dropped models."""
 
 from __future__ import annotations
 

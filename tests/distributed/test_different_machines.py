@@ -19,7 +19,7 @@ BLAS = ["COMPATIBLE", "AVX2", "AVX512"]  # of MKL_CBWR
 
 
 def environments() -> tuple[dict[str, str], ...]:
-    """Of three ranks, as different as this processor can be."""
+    """Environments of three ranks, as different as this processor can be."""
     best = torch.backends.cpu.get_cpu_capability().lower()
     levels = LEVELS[: LEVELS.index(best) + 1] if best in LEVELS else [best]
     kernels = [backends.available()[i] for i in (0, len(backends.available()) // 2, -1)]
@@ -39,14 +39,14 @@ def environments() -> tuple[dict[str, str], ...]:
 
 @pytest.fixture(scope="module")
 def digests() -> dict[str, list[str]]:
-    """What each rank found, by method or mutant."""
-    found: dict[str, list[str]] = {}
+    """Digests of each rank, by method or mutant."""
+    by_spec: dict[str, list[str]] = {}
     for status, output in launch(Path(different_machines.__file__), workers=3, env=environments()):
         assert status == 0, output
         line = next(line for line in output.splitlines() if line.startswith("DIGESTS "))
         for spec, digest in json.loads(line.removeprefix("DIGESTS ")).items():
-            found.setdefault(spec, []).append(digest)
-    return found
+            by_spec.setdefault(spec, []).append(digest)
+    return by_spec
 
 
 def test_replicas_agree(digests: dict[str, list[str]]) -> None:

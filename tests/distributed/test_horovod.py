@@ -33,7 +33,7 @@ def begin(over: str) -> Any:
 
 def forget_the_stand_in() -> None:
     sys.modules["horovod.torch"].shutdown()
-    sys.meta_path[:] = [one for one in sys.meta_path if "grace_dl.horovod" not in type(one).__module__]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "grace_dl.horovod" not in type(finder).__module__]
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
         del sys.modules[name]
 
@@ -56,7 +56,7 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def training(rank: int, world: int, over: str) -> None:
-    """What scripts for Horovod do, with each of the two ways to give a method."""
+    """Scripts for Horovod train, with each of the two ways to give a method."""
     hvd = begin(over)
     for method in METHODS:
         model, optimizer = model_and_optimizer()

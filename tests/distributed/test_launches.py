@@ -1,4 +1,4 @@
-"""What ranks hear at the start, however they were launched."""
+"""Messages to ranks at the start, however they were launched."""
 
 from __future__ import annotations
 

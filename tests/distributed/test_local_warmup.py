@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.local_steps import local
+from grace.adapters.outer.door import local
 from grace.errors import ConfigurationError, GraceError, InputError
 from tests.distributed.processes import Pool
 from tests.distributed.test_local_steps import alike, model, of_all, sgd, step, train, weights
@@ -54,7 +54,7 @@ def test_a_warm_up_is_synchronous_training(pool: Pool, name: str) -> None:
 
 
 def post_local(rank: int, world: int, name: str) -> float:
-    """How far parameters are from torch's post-local SGD, at most, after a warm-up and some windows."""
+    """Largest distance of parameters from torch's post-local SGD, after a warm-up and some windows."""
     from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
@@ -130,14 +130,14 @@ def by_hand(rank: int, world: int) -> None:
         DistributedDataParallel(plain),
     )
     for index in range(2):
-        for one, trains in ((net, optimizer), (wrapped, other)):
+        for module, trains in ((net, optimizer), (wrapped, other)):
             trains.zero_grad()
             made = torch.Generator().manual_seed(1000 * index + rank)
-            one(torch.randn(8, 30, generator=made)).square().mean().backward()
-            if one is net:
+            module(torch.randn(8, 30, generator=made)).square().mean().backward()
+            if module is net:
                 handle.average_gradients()
                 handle.average_gradients()  # once in a step
-            nn.utils.clip_grad_norm_(one.parameters(), 0.01)
+            nn.utils.clip_grad_norm_(module.parameters(), 0.01)
             trains.step()
         handle.step()
         torch.testing.assert_close(weights(net), weights(plain), atol=1e-7, rtol=0)

@@ -19,7 +19,7 @@ SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 
 
 def through_doors(rank: int, world: int) -> None:
-    """What sends all steps as SGD with momentum does without Grace: attached, and as a distributed optimizer."""
+    """Methods that send everything step as SGD with momentum does without Grace: attached, and as a distributed optimizer."""
     ends = []
     for door in ("alone", "attach", "optimizer"):
         torch.manual_seed(7)
@@ -53,7 +53,7 @@ def test_both_doors_step_as_sgd_with_momentum(pair: Pool) -> None:
 
 
 def ones_at(door: str, rank: int, method: str | grace.Policy) -> tuple[float, str]:
-    """How far a bias has moved, in learning rates, after ten gradients of 1; and its method, as the plan says."""
+    """Distance that a bias has moved, in learning rates, after ten gradients of 1; and its method, as the plan says."""
     torch.manual_seed(7)
     net: nn.Module = nn.Linear(40, 40)
     before = net.bias.detach().clone()  # type: ignore[union-attr]
@@ -88,7 +88,7 @@ def small_tensors_at(rank: int, world: int, door: str) -> list[tuple[float, str]
 @pytest.mark.parametrize("door", ["ddp", "optimizer", pytest.param("fsdp2", marks=fsdp2)])
 def test_biases_beside_dgc_have_its_momentum(pair: Pool, door: str) -> None:
     """41.38 is what the authors' code moves a bias by: the sum of ``u = 0.9 u + 1`` over ten steps."""
-    for found in pair.run(small_tensors_at, door):
-        moved, methods = zip(*found, strict=True)
+    for moves in pair.run(small_tensors_at, door):
+        moved, methods = zip(*moves, strict=True)
         assert moved == pytest.approx((41.3811, 18.0020, 10.0), rel=1e-4)
         assert methods == ("none:memory=dgc", "none:momentum=0.5,memory=dgc", "none")

@@ -28,7 +28,7 @@ def gradient(name: str, rank: int, step: int) -> Tensor:
 
 
 def in_turn(step: int) -> list[str]:
-    """One fragment of the model in each step, in the last all."""
+    """Exchanges a fragment of the model in each step, in the last all."""
     return NAMES if step == STEPS - 1 else [NAMES[step % 3]]
 
 

@@ -104,7 +104,7 @@ def test_what_is_owed_goes_on_with_twice_as_many(tmp_path: Path) -> None:
 
 
 def factors(rank: int, world: int, place: str) -> tuple[str, ...]:
-    """What replicas share of a shard goes on with as many shards; what is one worker's starts afresh, and is said."""
+    """State that replicas share of a shard goes on with as many shards; that of one worker starts afresh, with a message."""
     net = Given()
     fully_shard(net, mesh=mesh_of("hsdp"))
     policy = grace.Policy([("wide", "powersgd:rank=2"), ("*", "topk:ratio=0.1,memory=dgc")])

@@ -45,7 +45,9 @@ def real(rank: int, world: int, method: Method[Any]) -> tuple[list[dict[str, lis
 
 
 def conversation(method: Method[Any]) -> tuple[str, ...]:
-    """What a method asks the network for in some steps, without the sizes: its collectives, their operations and dtypes."""
+    """Conversation of a method with the network in some steps, without the sizes: its collectives, their operations and
+    dtypes.
+    """
     asked: list[str] = []
     states: list[Any] = [method.init(torch.ones(12, 8)) for _ in range(2)]
     for step in range(2):

@@ -59,7 +59,7 @@ def gradients(net: nn.Module) -> dict[str, Tensor]:
 
 
 def alone(net: nn.Module, rank: int, step: int, **inputs: Any) -> dict[str, Tensor]:
-    """What a rank's gradients would be without an exchange."""
+    """Gradients of a rank without an exchange."""
     twin = copy.deepcopy(net)  # without hooks
     twin.zero_grad()
     loss_of(twin, rank, step, **inputs).backward()
@@ -83,11 +83,11 @@ def gather(x: Tensor) -> list[Tensor]:
 
 
 def assert_replicas_agree(net: nn.Module, world: int) -> None:
-    mine = weights(net)
-    all_of_them = gather(mine)
+    own = weights(net)
+    all_of_them = gather(own)
     assert len(all_of_them) == world
-    assert all(torch.equal(mine, other) for other in all_of_them), "replicas differ"
-    assert bool(mine.isfinite().all())
+    assert all(torch.equal(own, other) for other in all_of_them), "replicas differ"
+    assert bool(own.isfinite().all())
 
 
 # ---- means ----------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def same_as_simulated(rank: int, world: int, spec: str, granularity: str, unused
             for worker in simulator.workers:
                 worker.settle(dropped)
             dropped = left
-            expected = simulator.step({name: [one[name] for one in given] for name in given[0]})
+            expected = simulator.step({name: [part[name] for part in given] for name in given[0]})
             for name, mean in gradients(net).items():
                 if world == 2 or spec != "none":
                     assert torch.equal(mean, expected[name]), (step, name)
@@ -171,7 +171,7 @@ def test_exchanges_begin_before_the_backward_pass_ends(pair: Pool) -> None:
 
 
 def any_order(rank: int, world: int) -> None:
-    """One rank's gradients become ready in another order: the exchanges keep theirs."""
+    """The gradients of one rank become ready in another order: the exchanges keep theirs."""
     torch.manual_seed(3)
     a, b = nn.Parameter(torch.randn(40, 40)), nn.Parameter(torch.randn(40, 40))
     optimizer = torch.optim.SGD([a, b], lr=0.1)
@@ -220,7 +220,7 @@ def accumulation(rank: int, world: int) -> None:
             loss_of(net, rank, 2 * step + half).backward()
         optimizer.synchronize()
         for name, mean in gradients(net).items():
-            sums = [sum(one[name] for one in halves) for halves in given]
+            sums = [sum(part[name] for part in halves) for halves in given]
             torch.testing.assert_close(mean, sum(sums) / world)
         with optimizer.skip_synchronize():
             optimizer.step()
@@ -230,7 +230,7 @@ def accumulation(rank: int, world: int) -> None:
 
 
 def clipping(rank: int, world: int) -> None:
-    """What is clipped is the mean; before that, whoever looks at a gradient hears what to do."""
+    """Clipping takes the mean; before that, whoever looks at a gradient hears what to do."""
     net, optimizer = make()
     loss_of(net, rank, 0).backward()
     for look in (
@@ -244,14 +244,14 @@ def clipping(rank: int, world: int) -> None:
     optimizer.synchronize()  # once more changes nothing
     norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     optimizer.step()
-    assert all(torch.equal(one, norm) for one in gather(norm))
+    assert all(torch.equal(part, norm) for part in gather(norm))
     assert optimizer.handle.stats.steps == 1
     copy.deepcopy(net)
     optimizer.handle.detach()
 
 
 def closures(rank: int, world: int) -> None:
-    """How often a closure is evaluated depends on its loss: all ranks see the mean."""
+    """Evaluations of a closure depend on its loss: all ranks see the mean."""
     torch.manual_seed(7)
     net = Net()
     lbfgs: Any = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe")
@@ -373,7 +373,7 @@ def other_passes(rank: int, world: int) -> None:
                 optimizer.set_backward_passes_per_step(1)
         optimizer.synchronize()
         for name, mean in gradients(net).items():
-            sums = [sum(one[name] for one in parts) for parts in given]
+            sums = [sum(part[name] for part in parts) for parts in given]
             torch.testing.assert_close(mean, sum(sums) / world)
         optimizer.step()
     with pytest.raises(FingerprintMismatch, match=r"backward_passes_per_step: 1 on ranks \[0\], 2 on ranks \[1\]"):
@@ -421,7 +421,7 @@ def overflow_on_one_rank(spec: Any, rank: int, world: int, spoil: Callable[[Any]
 
 
 def leave_out_the_exchange(handle: Any) -> None:
-    """Where this rank's own gradients are not finite; the step counts."""
+    """Leaves the exchange out where this rank's own gradients are not finite; the step counts."""
     own = handle._exchange
 
     def exchange(given: dict[str, Tensor], last: bool, flags: Tensor | None) -> None:

@@ -65,6 +65,33 @@ def folder(tmp_path):
 
 
 @pytest.mark.usefixtures("forked")
+def test_an_outer_loop_trains_beside_methods_and_sends_less_by_its_steps(folder):
+    methods = "diloco:every=4,local_sgd:every=8,method=(topk:ratio=0.05)"
+    arguments = [
+        "--methods",
+        methods,
+        "--workers",
+        "2",
+        "--steps",
+        "16",
+        "--evaluations",
+        "2",
+        "--baselines",
+        "ddp-fp32",
+    ]
+    done = run("bench", "train", "--tasks", "digits", *arguments, "--out", "out", "--json", cwd=folder)
+    assert done.exit_code == 0, done.output
+    plain, diloco, local = json.loads(done.stdout)
+    assert [document["family"] for document in (plain, diloco, local)] == ["baseline", "outer loop", "outer loop"]
+    assert diloco["traffic"]["sent_bytes_per_step"] == pytest.approx(
+        plain["traffic"]["sent_bytes_per_step"] / 4, rel=0.01
+    )
+    assert 0 < local["traffic"]["sent_bytes_per_step"] < diloco["traffic"]["sent_bytes_per_step"]
+    assert all(document["replicas_agree"] and document["final"] > 0.2 for document in (plain, diloco, local))
+    assert diloco["prediction"] is None
+
+
+@pytest.mark.usefixtures("forked")
 def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     # powersgd needs shapes, which whole-model compression does not keep: it fails, in its workers
     arguments = [
@@ -79,12 +106,12 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     ]
     done = run("compare", "--task", "digits", *arguments, "--out", "out", "--json", cwd=folder)
     assert done.exit_code == 1, done.output
-    found = json.loads(done.stdout)
-    assert [(one["method"], one["status"]) for one in found] == [
+    results = json.loads(done.stdout)
+    assert [(result["method"], result["status"]) for result in results] == [
         ("none", "ok"), ("powersgd", "failed"), ("topk:ratio=0.05", "ok"), ("signsgd", "ok"),
     ]  # fmt: skip
-    assert "CompositionError" in found[1]["error"]
-    assert "Traceback" not in found[1]["error"]
+    assert "CompositionError" in results[1]["error"]
+    assert "Traceback" not in results[1]["error"]
     assert "1 of 4 runs failed: powersgd" in done.stderr
     out = folder / "out"
     table = {"runs.parquet"} if importlib.util.find_spec("pyarrow") is not None else set()
@@ -92,7 +119,7 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
         "runs", "runs.csv", "curves.csv", "comparison.png", "comparison.svg",
     }  # fmt: skip
     assert len(list((out / "runs").iterdir())) == 4
-    none, _, topk, votes = found
+    none, _, topk, votes = results
     assert none["traffic"]["relative_to_fp32"] == 1
     assert topk["traffic"]["relative_to_fp32"] < 0.5
     assert none["schema"] == "grace.result"
@@ -107,13 +134,13 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("task", "said"), [("Failing", "the third drawer is empty"), ("Killed", "SIGKILL")])
-def test_a_workers_own_error_is_shown(folder, task, said):
+@pytest.mark.parametrize(("task", "message"), [("Failing", "the third drawer is empty"), ("Killed", "SIGKILL")])
+def test_a_workers_own_error_is_shown(folder, task, message):
     done = run("train", "--task", f"owntask:{task}", "--method", "none", "--workers", "2", "--json", cwd=folder)
     assert done.exit_code == 1
     (failed,) = json.loads(done.stdout)
     assert failed["status"] == "failed"
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.startswith("error: none:") or "error: none:" in done.stderr
 
 
@@ -140,12 +167,12 @@ def test_no_worker_outlives_a_command_that_is_terminated(folder):
 
 def processes_of(folder):
     """Processes that were told of this folder; those that have ended are not, even if nobody has asked how."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any(str(folder) in word for word in process.cmdline()):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_no_folder(folder):
@@ -168,12 +195,12 @@ def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_n
 
 
 def end_all(folder):
-    """What is left of a command that was killed, after some time: processes, which are ended, and folders."""
+    """Ends the processes that are left of a killed command after some time; returns them, and folders."""
     deadline = time.monotonic() + PATIENCE
     while (left := [*processes_of(folder), *folder.glob("grace-*")]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for one in left:
-        if isinstance(one, psutil.Process):
+    for remaining in left:
+        if isinstance(remaining, psutil.Process):
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                remaining.kill()
     return left

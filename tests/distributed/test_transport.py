@@ -1,4 +1,4 @@
-"""What every transport keeps: it gives what the simulator gives, refuses before anything is sent, and never hangs.
+"""Promises of every transport: it gives what the simulator gives, refuses before anything is sent, and never hangs.
 
 A new kind of transport that is registered comes under it without being listed: it is made in processes that know each other
 over gloo. One that needs a launcher of its own has a line in :func:`beside` and one in the fixture ``pools``.
@@ -315,7 +315,7 @@ def failing(rank: int, world: int, kind: str) -> str:
 
 
 def fail_on_one_rank(transport: Transport, rank: int, deadline: float | None = None) -> str:
-    """What the others hear of rank 1. ``deadline``: of an answer that does not come, if the transport has one of its own."""
+    """Errors of the others when rank 1 fails. ``deadline``: of an answer that does not come, if the transport has its own."""
     transport.run(AllReduce(torch.ones(2)))
     if rank == 1:
         time.sleep(0.1)  # the others wait
@@ -372,7 +372,7 @@ def test_a_collective_during_which_the_transport_closes_never_reaches_the_users_
 
 
 def letting_go(rank: int, world: int) -> int:
-    """How many tensors are still held when a transport has closed; as a thread of gloo, one is for a moment."""
+    """Number of tensors that are still held when a transport has closed; as a thread of gloo, one is for a moment."""
     transport = TorchDistributed.of_same_ranks()
     transport.all_gather_text("", seconds=PATIENCE)
     held: list[torch.Tensor] = []

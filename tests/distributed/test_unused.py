@@ -189,7 +189,7 @@ def test_steps_without_some_gradients(pair: Pool, case: Callable[[int, int], Non
 
 # ---- memories -----------------------------------------------------------------------------------------------------------
 def owes_nothing(rank: int, world: int, method: str) -> None:
-    """What no rank has used does not move, and its memory, momenta and factors are what they were."""
+    """A parameter that no rank has used does not move, and its memory, momenta and factors are as before."""
     net, wrong, owes = make(), [], False  # told at the end: the others would wait for a rank that stops
     optimizer = distribute(net, method)
     for step, uses in enumerate(USES):
@@ -236,7 +236,7 @@ def decides_alone() -> None:
 
 
 def waits_for_none() -> None:
-    """What no rank has used counts as handed out, and waits."""
+    """A parameter that no rank has used counts as handed out, and waits."""
     own = Applied.hand_out
     Applied.hand_out = lambda self, names, unused=(): own(self, names)  # type: ignore[method-assign]
 

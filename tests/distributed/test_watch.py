@@ -17,7 +17,7 @@ from tests.distributed.processes import Pool
 
 
 def train_at(rank: int, world: int, door: str) -> int:
-    """How often a training is told that it drifts apart, by a watch that says so at once."""
+    """Number of warnings that a training diverges, by a watch that warns at once."""
     torch.manual_seed(7)
     net: nn.Module = nn.Linear(64, 64)
     net = DistributedDataParallel(net) if door == "attach" else net
@@ -41,7 +41,7 @@ def train_at(rank: int, world: int, door: str) -> int:
                 net(torch.randn(4, 64)).square().mean().backward()
                 optimizer.step()
             handle.detach()
-    return sum(issubclass(one.category, DivergenceWarning) for one in told)
+    return sum(issubclass(warning.category, DivergenceWarning) for warning in told)
 
 
 @pytest.mark.parametrize("door", ["attach", "optimizer", "local"])

@@ -1,4 +1,4 @@
-"""What is generated is checked in as it is generated now; `make docs` writes it."""
+"""Generated files are checked in as they are generated now; `make docs` writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page about GPUs says of the tests that need one."""
+"""Statements of the page about GPUs on the tests that need one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs/data/gpu.md"
 
 
 def read(page: str) -> tuple[list[str], list[str]]:
-    """Of the row about bits its numbers, and of the paragraph about torch operations the methods."""
+    """Reads the numbers of the row about bits, and the methods of the paragraph about torch operations."""
     (row,) = re.findall(
         r"\| bits .*to rounding only; of (\d+) methods and variants at (\d+) sizes.*, of (\d+) today", page
     )

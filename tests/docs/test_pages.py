@@ -13,7 +13,9 @@ from tests.distributed.processes import run_script, run_under_mpi
 from tests.docs.pages import PAGES, ROOT, blocks, name, run, run_blocks, write_script
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
-_FOR_WORKERS = ("auto.md", "coming-from.md", "ddp.md", "local-steps.md", "optimizer.md", "sharded.md")
+_FOR_WORKERS = (
+    "auto.md", "coming-from.md", "compressed-optimizers.md", "ddp.md", "local-steps.md", "optimizer.md", "sharded.md",
+)  # fmt: skip
 WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
 # likewise; they start slowly, and of some one worker is enough in `make test`, which runs their doors in two elsewhere
 TOOLKITS = [ROOT / "docs/concepts" / page for page in ("integrations.md", "keras.md", "tensorflow.md")]
@@ -72,7 +74,7 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
         ),
         *(pytest.param(p, 2, marks=pytest.mark.night("raw gradient")) for p in TOOLKITS if p.stem in _ALONE),
     ],
-    ids=lambda one: name(one) if isinstance(one, Path) else one,
+    ids=lambda value: name(value) if isinstance(value, Path) else value,
 )
 def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(_NEEDS.get(page.stem, page.stem)) is None:  # to import it here would cost seconds
@@ -83,10 +85,10 @@ def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "pycon")], ids=name)
 def test_examples_with_prompts(page: Path) -> None:
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    said: list[str] = []
+    output: list[str] = []
     for line, text in blocks(page, "pycon"):
-        runner.run(parser.get_doctest(text, {}, name(page), str(page), line), out=said.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+        runner.run(parser.get_doctest(text, {}, name(page), str(page), line), out=output.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(output)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -130,7 +132,7 @@ def test_pages_stand_in_five_groups_of_the_index_and_of_the_site() -> None:
     listed = [page for pages in groups.values() for page in pages]
     there = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent.name in ("concepts", "data")]
     assert sorted(listed) == sorted(there)
-    assert len(CONCEPTS) <= 33, "another topic is a section of a page that is there"
+    assert len(CONCEPTS) <= 34, "another topic is a section of a page that is there"
     nav = read_nav((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert {group: sorted(pages) for group, pages in nav.items() if group != "Start"} == {
         group: sorted(pages) for group, pages in groups.items()

@@ -55,7 +55,7 @@ def distance(spec: str, gamma: float, steps: int = STEPS, *, decay: bool = False
 
 
 def classify(spec: str) -> str:
-    """Which promise a method makes; it follows from what it declares."""
+    """The promise of a method, which follows from what it declares."""
     method = grace.method(spec)
     facts = method.facts(torch.empty(SHAPE, device="meta"))
     memory, core = grace.layers(method)[0], grace.layers(method)[-1]

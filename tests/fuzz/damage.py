@@ -42,7 +42,7 @@ def damage(payloads: Payloads, dice: np.random.Generator) -> tuple[Payloads, int
 
 
 def _change(out: Payloads, rows: npt.NDArray[np.intp], at: npt.NDArray[np.intp], dice: np.random.Generator) -> None:
-    """One change of one kind in each of these rows, at these bytes."""
+    """A change of one kind in each of these rows, at these bytes."""
     width = out.shape[1]
     match int(dice.integers(4)):
         case 0:

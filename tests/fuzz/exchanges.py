@@ -25,7 +25,7 @@ SHAPES = ((20, 15), (64,), (1,), (9, 4))
 
 
 class Conversation:
-    """One method, exchange after exchange from fresh states.
+    """A method, exchange after exchange from fresh states.
 
     Args:
         method: whose exchanges are damaged.
@@ -66,7 +66,7 @@ class Conversation:
             states = [out.state for out in outs]
 
     def _is_plain(self, shape: tuple[int, ...]) -> bool:
-        """Whether the network sums such a gradient as it is, so that its mean speaks for itself: see ``Exchanged.finite``."""
+        """True if the network sums such a gradient as it is, so that its mean speaks for itself: see ``Exchanged.finite``."""
         like, peer = torch.empty(shape, device="meta"), grace.Peer(0, WORLD)
         return self.method.traffic(like, peer) == _DENSE.traffic(like, peer)
 

@@ -1,4 +1,4 @@
-"""What a fuzzing run did, and the limits of what a payload may cost."""
+"""Tally of a fuzzing run, and the limits of what a payload may cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMES, _SECONDS = 10.0, 1.0  # beyond so many times what a valid one takes, plu
 
 @dataclass(slots=True)
 class Tally:
-    """Of one target: payloads tried, payloads refused, processor seconds, and the dearest call beside a valid one's."""
+    """Counts of one target: payloads tried, payloads refused, processor seconds, and the dearest call beside a valid one's."""
 
     payloads: int = 0
     refused: int = 0

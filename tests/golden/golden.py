@@ -1,4 +1,4 @@
-"""What the golden bytes are made of: whole numbers and powers of two, and streams that are whole numbers too.
+"""Inputs of the golden bytes: whole numbers and powers of two, and streams that are whole numbers too.
 
 Nothing here depends on a libm or on an order of sums that is not fixed, so that the bytes are the same on every machine.
 (Singular vectors and eigenvectors, of atomosvd and gradiveq, are LAPACK's: their numbers are compared to a tolerance.)
@@ -35,12 +35,12 @@ def core(spec: str) -> Method[Any] | Compressor:
 
 
 CORES = {spec: core(spec) for spec in GOLDEN}
-COMPRESSORS = {spec: one for spec, one in CORES.items() if isinstance(one, Compressor)}
-METHODS = {spec: one for spec, one in CORES.items() if isinstance(one, Method)}
+COMPRESSORS = {spec: entry for spec, entry in CORES.items() if isinstance(entry, Compressor)}
+METHODS = {spec: entry for spec, entry in CORES.items() if isinstance(entry, Method)}
 
 
 def example(name: str) -> str:
-    """What a method's golden bytes are made with: its first case, but for what goes around it."""
+    """Specification of a method's golden bytes: its first case, but for what goes around it."""
     entry = recipe(name)
     knobs = parse(f"{name}:{entry.cases[0]}" if entry.cases[0] else name)[1]
     own = {knob: value for knob, value in knobs.items() if knob in own_fields(entry.factory)}
@@ -49,12 +49,12 @@ def example(name: str) -> str:
 
 
 def record(spec: str) -> dict[str, Any]:
-    """What is kept of it: its wire and what that says, or its conversation."""
-    one = core(spec)
-    if isinstance(one, Method):
-        return conversation(one)
-    wire = bytes(encoded(one).tolist())
-    return {"wire": wire.hex(), "decoded": decoded(one, wire)}
+    """Record of it: its wire and what that decodes to, or its conversation."""
+    implementation = core(spec)
+    if isinstance(implementation, Method):
+        return conversation(implementation)
+    wire = bytes(encoded(implementation).tolist())
+    return {"wire": wire.hex(), "decoded": decoded(implementation, wire)}
 
 
 def numbers(n: int = 37) -> Tensor:
@@ -76,7 +76,7 @@ def encoded(compressor: Compressor) -> Tensor:
 
 
 def decoded(compressor: Compressor, wire: bytes) -> list[float]:
-    """What these bytes say."""
+    """Numbers that these bytes decode to."""
     like = compressor.compress_(numbers()[None], stream(compressor), False)
     out = torch.zeros(1, numbers().numel())
     raw = torch.tensor(list(wire), dtype=torch.uint8)

@@ -13,12 +13,12 @@ BY_LAPACK = ("atomosvd", "gradiveq")  # decompose what one rank alone has: its b
 
 
 def is_wire(values: list[float]) -> bool:
-    """Whether these are bytes, of fields that all have four."""
+    """True if these are bytes, of fields that all have four."""
     return len(values) % 4 == 0 and all(isinstance(value, int) for value in values)
 
 
 def fields(values: list[float]) -> torch.Tensor:
-    """What was sent, as float32."""
+    """Fields that were sent, as float32."""
     return (
         torch.tensor(values, dtype=torch.uint8).view(torch.float32) if is_wire(values) else torch.tensor(values).float()
     )
@@ -44,8 +44,8 @@ def test_the_conversation_is_the_same(name: str):
     assert now.keys() == GOLDEN[name].keys()
     for part, expected in GOLDEN[name].items():
         if name.partition(":")[0] in BY_LAPACK:
-            found, wanted = fields(now[part]), fields(expected)
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            actual, wanted = fields(now[part]), fields(expected)
+            torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
             if is_wire(expected):  # begins with a header and a count, which are no numbers of LAPACK's
                 assert now[part][:8] == expected[:8]
         else:

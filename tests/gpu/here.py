@@ -1,4 +1,4 @@
-"""What the tests of this folder share: whether there is a GPU, and when nothing may wait for it."""
+"""Shared parts of the tests of this folder: whether there is a GPU, and when nothing may wait for it."""
 
 from __future__ import annotations
 

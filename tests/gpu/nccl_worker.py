@@ -27,12 +27,12 @@ PLACES = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def fits(op: Collective, world: int) -> bool:
-    """Whether a permutation names only ranks that there are."""
+    """True if a permutation names only ranks that there are."""
     return not isinstance(op, Permute) or max(map(max, op.pairs)) < world
 
 
 def compare(transport: TorchDistributed, there: torch.device) -> int:
-    """How many collectives gave what the simulator gives."""
+    """Number of collectives that gave what the simulator gives."""
     compared = 0
     for dtype in MOVABLE:
         if dtype is torch.bool:
@@ -53,7 +53,7 @@ def compare(transport: TorchDistributed, there: torch.device) -> int:
 
 
 def refuse(transport: TorchDistributed, there: torch.device) -> None:
-    """What no collective takes, and for NCCL a tensor of the host."""
+    """Refusals of what no collective takes, and for NCCL of a tensor of the host."""
     bad: list[Collective] = [AllReduce(torch.ones(2, dtype=torch.int16, device=there), "sum")]
     bad.append(AllReduce(torch.ones(2, dtype=torch.int32, device=there), "mean"))
     if there.type == "cuda":

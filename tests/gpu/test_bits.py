@@ -115,7 +115,7 @@ def means_of(method: Method[Any], xs: list[Tensor], count: int) -> list[Tensor]:
     states, out = None, []
     for step in range(count):
         done = run(method, xs, states, step=step)
-        states = [one.state for one in done]
+        states = [out.state for out in done]
         out.append(done[0].mean.double())
     return out
 
@@ -173,7 +173,7 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, kind: 
 
 
 def tell(spec: str, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Any]]:
-    """Of three steps, the third of which is not finite: (means, states and traffic, the bytes that are sent)."""
+    """Results of three steps, the third of which is not finite: (means, states and traffic, the bytes that are sent)."""
     with at(device):
         workers = Run(Policy([("*", spec)]), 2, shapes, lambda _: device is DEVICE, dtype, device)
         done, sent = [], []

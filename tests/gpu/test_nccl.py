@@ -1,4 +1,4 @@
-"""What a transport over NCCL gives is what the simulator gives, with a rank for each GPU: the table in the page of GPUs."""
+"""A transport over NCCL gives what the simulator gives, with a rank for each GPU: the table in the page of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 
 
 def launch(kind: str, world: int) -> int:
-    """How many collectives so many ranks compared."""
+    """Number of collectives that so many ranks compared."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     done = subprocess.run(
         [*command, "-m", "tests.gpu.nccl_worker", kind], capture_output=True, text=True, timeout=PATIENCE, check=False

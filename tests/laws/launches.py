@@ -1,4 +1,4 @@
-"""How many Triton kernels a step launches, and how often the host is asked: the tables of docs/data/launches.md, the
+"""Triton kernels that a step launches, and questions to the host: the tables of docs/data/launches.md, the
 only place of these numbers.
 
 ``python -m tests.laws.launches`` counts them anew and writes them there; what is beside a number stays. A new line of the

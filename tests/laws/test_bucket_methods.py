@@ -94,7 +94,7 @@ def what_was_sent_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def factors_of_the_next_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is as large."""
+    """Factors of the next matrix where it is as large."""
     right = ProjectionBucket.restore
 
     def restore(self: ProjectionBucket) -> Any:
@@ -193,7 +193,7 @@ def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tails_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows the last number of a tensor in its last chunk."""
+    """Tails that are not zero follow the last number of a tensor in its last chunk."""
     right = scattered._take
 
     def take(workspace: Workspace, shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -65,13 +65,13 @@ SPECS = combine()
 
 
 def goes_singly(spec: str) -> bool:
-    """Whether it is named among those that go tensor by tensor."""
+    """True if it is named among those that go tensor by tensor."""
     hops = any(f"communicator={communicator}" in spec for communicator in TWO_HOPS)
     return spec in OTHERS or (hops and spec.partition(":")[0] in SIZED)
 
 
 def is_quick(spec: str) -> bool:
-    """Whether `make test` counts its work: around what stands for all kinds of wires."""
+    """True if `make test` counts its work: around what stands for all kinds of wires."""
     return not spec.startswith(RUN) and (spec in MORE or (spec.startswith(AROUND) and "communicator" in spec))
 
 

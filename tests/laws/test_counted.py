@@ -149,7 +149,7 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkey
 
 
 def _look(exchange: Any, sizes: list[int], *args: Any) -> Any:
-    """How many tensors go together."""
+    """Notes the number of tensors that go together."""
     sizes.append(len(args[2]))
     return exchange(*args)
 
@@ -235,7 +235,9 @@ def count_work(
     spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False, dtype: torch.dtype = torch.float32,
     backend: str = "triton", told: int | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number, or so many."""
+    """Counts of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number, or so
+    many.
+    """
     launches, execute = [0], GridExecutor.__call__
     teller, argument, number = TOLD.get(spec.split(":")[0], ("_plan", "widths", 9))
     number = number if told is None else told

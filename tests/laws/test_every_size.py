@@ -100,7 +100,7 @@ def shape_of(n: int) -> tuple[int, int]:
 
 
 def sizes_of(spec: str, dtype: torch.dtype) -> list[int]:
-    """Those of the sizes that it has in this dtype."""
+    """Sizes, of those, that it has in this dtype."""
     specs = FAMILIES[FAMILY[spec]] if spec in FAMILY else BARE[:3]
     turn = specs.index(spec) if spec in FAMILY else BARE.index(spec)
     return [n for n in SIZES if (n + turn + DTYPES.index(dtype)) % len(specs) == 0]
@@ -116,7 +116,7 @@ class Aligned(Run):
 def outcome(
     spec: str, sizes: Sequence[int], dtype: torch.dtype, *, there: bool, together: bool, aligned: bool = False
 ) -> tuple[list[Any], list[Any]]:
-    """What a second step ends with, and what the network is given in it; the first, which makes memories, is the CPU's. Two
+    """Results of a second step, and what the network is given in it; the first, which makes memories, is the CPU's. Two
     ranks where the network divides tensors among them.
     """
     kind, world = Aligned if aligned else Run, 2 if spec.endswith("server") or "scatterreduce" in spec else 1
@@ -143,8 +143,8 @@ def compare(
 def differing(there: list[Any], here: list[Any], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Steps, and sizes of tensors whose means differ."""
     for step, (a, b) in enumerate(zip(there, here, strict=True)):
-        for one, other in zip(a[0], b[0], strict=True):
-            yield from ((step, n) for n, name in zip(sizes, one, strict=True) if one[name] != other[name])
+        for first, second in zip(a[0], b[0], strict=True):
+            yield from ((step, n) for n, name in zip(sizes, first, strict=True) if first[name] != second[name])
 
 
 @pytest.mark.parametrize("name", GATE)
@@ -212,7 +212,7 @@ def launched(spec: str, dtype: torch.dtype, *, together: bool) -> set[str]:
 
 @night
 def test_every_kernel_has_every_size_in_every_dtype() -> None:
-    """Those of buckets; the others are launched for tensors alone."""
+    """Every kernel of buckets; the others are launched for tensors alone."""
     alone = set[str]()
     for dtype in DTYPES:
         sizes: dict[str, set[int]] = {}

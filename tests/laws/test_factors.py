@@ -97,7 +97,7 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, steps: int, dtype: torch.dtype, nan: None) -> None:
-    """Of ``acpsgd`` and of ``gradzip`` with ``alternate`` the third step has matrices of both kinds: one of them has not taken
+    """The third step of ``acpsgd`` and of ``gradzip`` with ``alternate`` has matrices of both kinds: one of them has not taken
     its turn. So it is with ``gradiveq``, of which one tensor still collects.
     """
     want = outcome(spec, "reference", False, shapes_of(spec), 2, steps, dtype)
@@ -231,7 +231,7 @@ def test_products_that_overflow(method: str, memory: str, monkeypatch: pytest.Mo
 
 
 def test_what_does_not_fit_is_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a mean is only likely to overflow it is NaN throughout, and the states stay as they were."""
+    """A mean that is only likely to overflow is NaN throughout, and the states stay as they were."""
     with backends.using("triton"), cpu_as_accelerator():
         run = Run(Policy([("*", LOW_RANK)]), 1, ((2, 2), (1,)), lambda _: True)
         run.step()

@@ -1,5 +1,6 @@
-"""How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method, and how often the
-host is asked: as many and as often, but for those that this file and docs/data/launches.md list, each with its reason.
+"""Numbers of Triton kernels that a step launches for buckets of 3 and of 40 tensors, for every registered method, and how
+often the host is asked: as many and as often, but for those that this file and docs/data/launches.md list, each with its
+reason.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def test_it_asks_as_often_about_larger_tensors(spec: str, monkeypatch: pytest.Mo
 
 @night
 def test_those_whose_launches_depend_on_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one worker: their kernels have to run."""
+    """Counts of one worker: their kernels have to run."""
     for spec, (few, many, _) in read_table(PAGE.read_text()).items():
         assert count(spec, monkeypatch, runs=True) == (few, many)
 
@@ -98,19 +99,19 @@ def read_questions(page: str) -> dict[tuple[str, str], str]:
 
 
 def find_knobs(spec: str) -> str:
-    """What of a spec's knobs matters to how often the host is asked, in the page's words."""
-    said = ["`sample`"] if "sample=" in spec else []
-    said += ["`alternate=true`"] if "alternate=true" in spec else []
+    """Knobs of a spec that decide how often the host is asked, in the page's words."""
+    texts = ["`sample`"] if "sample=" in spec else []
+    texts += ["`alternate=true`"] if "alternate=true" in spec else []
     for knob, values in (("index", ("rice", "delta")), ("dist", ("gpareto", "gamma"))):
         if any(f"{knob}={value}" in spec for value in values):
-            said.append(" or ".join(f"`{knob}={value}`" for value in values))
-    return " and ".join(said)
+            texts.append(" or ".join(f"`{knob}={value}`" for value in values))
+    return " and ".join(texts)
 
 
 def test_the_page_says_who_asks() -> None:
     page = read_questions(QUESTIONS.read_text(encoding="utf-8"))
-    found = {spec: asked for spec, (_, asked) in LAUNCHES.items() if asked}
-    told = {(spec.partition(":")[0], find_knobs(spec)): str(asked) for spec, asked in found.items()}
+    asking = {spec: asked for spec, (_, asked) in LAUNCHES.items() if asked}
+    told = {(spec.partition(":")[0], find_knobs(spec)): str(asked) for spec, asked in asking.items()}
     unseen = {key: often for key, often in page.items() if key not in told}
     assert {key: often for key, often in page.items() if key in told} == told
     # Not counted here: by the tables, of the family that writes lists; and what is no bucket's.

@@ -226,13 +226,13 @@ FLOATS = st.floats(-(2.0**90), 2.0**90, width=32) | st.sampled_from([0.0, -0.0, 
 
 @st.composite
 def gradients(draw: st.DrawFn) -> list[Tensor]:
-    """One tensor per worker, of one shape and dtype."""
+    """A tensor per worker, of one shape and dtype."""
     world = draw(st.sampled_from(WORLDS))
     shape = draw(st.sampled_from([(), (1,), (2,), (7,), (3, 2), (4, 5), (1, 9), (2, 3, 2), (33,)]))
     numbers = draw(st.lists(st.lists(FLOATS, min_size=1, max_size=8), min_size=world, max_size=world))
     xs = []
-    for mine in numbers:
-        x = torch.tensor(mine, dtype=torch.float32).repeat(math.prod(shape))[: math.prod(shape)].view(shape)
+    for row in numbers:
+        x = torch.tensor(row, dtype=torch.float32).repeat(math.prod(shape))[: math.prod(shape)].view(shape)
         xs.append(x)
     return xs
 

@@ -111,7 +111,7 @@ def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, mo
 
 
 def _look(prepare: Any, seen: list[bool], *args: Any) -> Any:
-    """Whether a bucket's kernels read its gradients where they are."""
+    """Notes whether a bucket's kernels read its gradients where they are."""
     bucket = prepare(*args)
     own = [x.data_ptr() for x in args[3]]
     seen.append([x.data_ptr() for x in bucket.many.xs] == own)
@@ -135,7 +135,7 @@ def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, wor
 
 
 def _note(prepare: Any, seen: list[bool], *args: Any, **how: Any) -> Any:
-    """Whether a bucket goes by few launches."""
+    """Notes whether a bucket goes by few launches."""
     bucket = prepare(*args, **how)
     seen.append(bucket is not None)
     return bucket
@@ -160,7 +160,7 @@ SUMMED = (
     ],
 )
 def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype) -> None:
-    """One tensor may go by the same launches, so that this is compared with the specification."""
+    """Sums have the bytes of the specification: one tensor may go by the same launches."""
     with backends.using("reference"), cpu_as_accelerator():
         run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: False, dtype)
         want = [run.step() for _ in range(3)], run.seen
@@ -172,7 +172,7 @@ def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.
 def count_launches(
     spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32, world: int = 1
 ) -> int:
-    """Of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
+    """Launches of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
     count = [0]
 
     def only_count(executor: Any, *args: Any, **_: Any) -> None:
@@ -217,7 +217,7 @@ def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("spec", "even", "odd"), read_hops())
 def test_launches_of_two_hops(spec: str, even: int, odd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tensors that W divides, and of others."""
+    """Launches for tensors that W divides, and for others."""
     full = f"{spec}:communicator=scatterreduce"
     for shapes, want in ((((6,), (2, 4)), even), (((6,), (2, 4), (10,)), even), (((5,), (2, 4), (7,)), odd)):
         assert count_launches(full, shapes, monkeypatch, world=2) == want

@@ -49,7 +49,7 @@ def test_buckets_of_equal_sizes_do_not_meet(first: str, second: str, together: b
 
 
 class Nameless(dict[Hashable, Any]):
-    """What is kept by sizes and settings alone, whatever the names of the tensors."""
+    """A cache by sizes and settings alone, whatever the names of the tensors."""
 
     def get(self, key: Hashable, default: Any = None) -> Any:
         return super().get(_without_names(key), default)

@@ -130,7 +130,7 @@ def test_two_hops(spec: str, dtype: torch.dtype) -> None:
 @night
 @pytest.mark.parametrize("spec", HOPPING)
 def test_a_server(spec: str) -> None:
-    """Of narrow gradients; tests/laws/test_many.py has some of float32."""
+    """A server of narrow gradients; tests/laws/test_many.py has some of float32."""
     assert_as_on_the_cpu(over(spec, "parameterserver"), 3, (*KINDS[spec], (6,)), dtype=torch.bfloat16)
 
 

@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def faults_of(spec: str, dtype: torch.dtype, steps: int = 3) -> list[str]:
-    """Of three steps of two workers: with ugly numbers in the second and the third, and an inf."""
+    """Faults of three steps of two workers: with ugly numbers in the second and the third, and an inf."""
     method: Any = CASES.get(spec, spec)
     with sanitize() as faults, backends.using("triton"), cpu_as_accelerator(), suppress(InterpreterError):
         run = Run(Policy([("*", method)]), 2, SHAPES, ALL, dtype)

@@ -69,7 +69,7 @@ def test_buckets_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
 
 @night
 def test_quantiles_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which numbers are looked at is drawn: of more than 20 here."""
+    """Quantiles are taken of numbers that are drawn, of more than 20 here."""
     monkeypatch.setattr("grace.kernels.quantiles.samples.SMALL", 20)
     assert_as_on_the_cpu("sketch:sample=0.3", 2, ((5,), (41,), (3, 400), (7,)))
 

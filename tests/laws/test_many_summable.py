@@ -67,7 +67,7 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_methods_that_start_later_have_the_bytes_of_the_cpu(dtype: torch.dtype) -> None:
-    """Of three steps the first goes uncompressed, or all."""
+    """The first of three steps goes uncompressed, or all of them."""
     for start in (1, 3):
         assert_bits(f"qsgd:bits=4,memory=residual,start={start}", dtype)
 

@@ -37,7 +37,7 @@ SPOILED[3][0] = STEPS[3][0].index_fill(1, torch.tensor(0), math.nan)
 
 
 def asks(method: Method[Any]) -> bool:
-    """Whether a method may ask: its sizes depend on the data, or it is on the list."""
+    """True if a method may ask: its sizes depend on the data, or it is on the list."""
     core = method
     while isinstance(core, Memory):
         if isinstance(core, grace.EF21):

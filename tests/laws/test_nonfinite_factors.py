@@ -44,7 +44,7 @@ SPREAD = True  # over the test runner's processes
     ],
 )
 def test_steps_with_some(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all matrices of a rank are not finite, or one of them: of both factors."""
+    """Steps in which all matrices of a rank are not finite, or one of them: of both factors."""
     seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
 
     def with_some(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
-"""How many operations of torch a step of a bucket has beside the launches of its kernels, for 3 and for 40 tensors: on a GPU
-each costs the host about as much as a launch.
+"""Numbers of torch operations that a step of a bucket has beside the launches of its kernels, for 3 and for 40 tensors: on a
+GPU each costs the host about as much as a launch.
 
 Views and allocations are not counted, nor is the network. Triton's interpreter, and tensors on the CPU, stand in for an
 accelerator.
@@ -55,7 +55,7 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
 
 
 def operations(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Those of the third step of one worker. Nothing is launched."""
+    """Operations of the third step of one worker. Nothing is launched."""
     monkeypatch.setattr(
         "triton.runtime.interpreter.GridExecutor.__call__", lambda executor, *args, **_: let_agree(executor, args)
     )

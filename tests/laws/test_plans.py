@@ -143,7 +143,7 @@ def states_change_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calls_of_another_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compressor asks the step for is what it was at first."""
+    """A compressor that asks for its step gets that of the first."""
     right = BoundEncoder._table
 
     def table(self: BoundEncoder, step: int) -> Any:
@@ -205,10 +205,10 @@ def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands between the tensors of a batch comes after them."""
+    """Tensors that stand between those of a batch come after them."""
 
     def ask(asked: Any, layouts: Any, workspace: Any, labels: bool) -> Exchange[list[Tensor]]:
-        return fusing.one_collective([one.op for one in asked], layouts, workspace)
+        return fusing.one_collective([question.op for question in asked], layouts, workspace)
 
     monkeypatch.setattr(fusing, "_one_of_kind", ask)
 

@@ -47,7 +47,9 @@ def test_replicas_of_large_tensors(spec: str):
 
 @pytest.mark.parametrize("spec", [spec for name, spec in LARGE.items() if name != "atomosvd"])
 def test_the_mean_does_not_depend_on_the_machine(spec: str):
-    """Where all ranks have the same one. Not promised of atomosvd: LAPACK decomposes a rank's own gradient."""
+    """Means are the same on machines that all ranks share. Not promised of atomosvd: LAPACK decomposes a rank's own
+    gradient.
+    """
     xs, means = ranks(normal(200, 170))[:2], []
     for backend in ("reference", backends.available()[-1]):
         for threads in (1, 3):
@@ -65,18 +67,18 @@ def test_machines_differ():
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
-def split_as_the_backend_does(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+def split_as_the_backend_does(x: Tensor | None, p: Tensor, left: Tensor, q: Tensor, out: Tensor) -> None:
     """The native kernel, or else torch's products."""
     if backends.active()[0] != "reference":
-        split_low_rank(x, p, mine, q, out)
+        split_low_rank(x, p, left, q, out)
         return
     if x is not None:
-        x -= p.mT @ mine
+        x -= p.mT @ left
     torch.mm(p.mT, q, out=out)
 
 
 class Centered(Wrapper):
-    """What is applied has a mean of zero, by a sum whose order depends on the number of threads."""
+    """Centers what is applied to a mean of zero, by a sum whose order depends on the number of threads."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         out = yield from self.method.exchange(x, state, peer)

@@ -37,7 +37,7 @@ GATE = (
 
 
 def ask(spec: str, shape: tuple[int, ...], dtype: torch.dtype, *, there: bool) -> tuple[list[Any], Any]:
-    """What two workers ask for in two steps, with the bytes that they send; and their means and states in the end."""
+    """Questions of two workers in two steps, with the bytes that they send; and their means and states in the end."""
     with backends.using("triton" if there else "reference"), cpu_as_accelerator():
         run = Run(Policy([("*", spec)]), 2, (shape,), lambda _: there, dtype)
         ends = [run.step() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""How kernels are launched for tensors that are too large to run them in Triton's interpreter: launches are recorded
+"""Launches of kernels for tensors that are too large to run them in Triton's interpreter: launches are recorded
 (:mod:`tests.unit.kernels.launched`), and do not run.
 """
 

@@ -85,13 +85,15 @@ class Threads:
 
 
 def in_threads(world: int, job: Any) -> list[Any]:
-    """What ``job(member, rank)`` returns or raises in a thread for each rank, over a network of their own."""
+    """Results of ``job(member, rank)``, or its errors, in a thread for each rank, over a network of their own."""
     hub = Threads(world)
     return run_threads(world, lambda rank: job(hub.member(rank), rank), hub)
 
 
 def run_threads(world: int, job: Any, *hubs: Threads) -> list[Any]:
-    """What ``job(rank)`` returns or raises in a thread for each rank. If one fails, nobody waits for it in these networks."""
+    """Results of ``job(rank)``, or its errors, in a thread for each rank. If one fails, nobody waits for it in these
+    networks.
+    """
     results: list[Any] = [None] * world
 
     def work(rank: int) -> None:
@@ -112,7 +114,7 @@ def run_threads(world: int, job: Any, *hubs: Threads) -> list[Any]:
 
 def returned(results: list[Any]) -> list[Any]:
     """These, if nobody has failed; else raises what somebody has: who waited in vain is not who failed."""
-    failed = [one for one in results if isinstance(one, BaseException)]
+    failed = [result for result in results if isinstance(result, BaseException)]
     failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
     if failed:
         raise failed[0]

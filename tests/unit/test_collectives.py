@@ -1,4 +1,4 @@
-"""What collectives cost, and how they are told apart."""
+"""Costs of collectives, and how they are told apart."""
 
 from __future__ import annotations
 

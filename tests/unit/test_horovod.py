@@ -1,4 +1,4 @@
-"""What Horovod's ``compression=`` can be, and what it cannot; without Horovod."""
+"""Legal values of Horovod's ``compression=``, and others; without Horovod."""
 
 from __future__ import annotations
 

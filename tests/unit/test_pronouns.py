@@ -1,15 +1,20 @@
-"""Names of variables say what they hold: no variable is a pronoun, and ``whole`` lives for a few lines only."""
+"""Names of variables say what they hold: no variable is a pronoun; in the core, ``whole`` lives for a few lines only."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[2] / "src/grace"
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "tests", "benchmarks", "docs")
+# Tests that are being written: they follow when they are finished.
+UNFINISHED = re.compile(r"/(outer|decoupled|optim|gossip)/|/test_(outer|decoupled|optim|gossip)(_\w+)?\.py$")
+CORE = "src/grace/"
 FORBIDDEN = {"one", "found", "mine", "said"}
 PRONOUNS = FORBIDDEN | {"whole"}
-LINES = 6  # how long another may live
+LINES = 6  # how long another may live in the core
 PUBLIC = {("checkpoint", "whole")}  # users write it: handle.checkpoint(whole=True)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -47,7 +52,7 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _uses(scope: ast.AST) -> Iterator[tuple[ast.expr | ast.arg, str]]:
-    """Where the pronouns that a scope binds are written, in the scopes within it, too."""
+    """Places where the pronouns that a scope binds are written, in the scopes within it, too."""
     bound = PRONOUNS & _bound(scope)
     rest = [(node, bound) for node in ast.iter_child_nodes(scope)]
     while rest:
@@ -71,14 +76,20 @@ def find_pronouns(sources: Mapping[str, str]) -> list[str]:
                 wrong += [
                     f"{place}:{first} {name}, {last - first + 1} lines"
                     for name, first, last in spans_of(scope)
-                    if (name in FORBIDDEN or last - first >= LINES) and (called, name) not in PUBLIC
+                    if name in FORBIDDEN
+                    or (place.startswith(CORE) and last - first >= LINES and (called, name) not in PUBLIC)
                 ]
     return wrong
 
 
 def test_no_variable_is_a_pronoun() -> None:
-    sources = {str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py")}
-    assert len(sources) > 200
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    sources = {
+        place: text for place, text in texts.items() if not (place.startswith("tests/") and UNFINISHED.search(place))
+    }
+    assert {"grace", "grace_bench", "grace_command", "grace_dl", "unit", "laws"} <= {p.split("/")[1] for p in sources}
+    assert len(sources) > 1200
     assert find_pronouns(sources) == []
 
 
@@ -90,10 +101,11 @@ def test_a_pronoun_is_found() -> None:
         "c.py": "x = [one for one in y]",
         "d.py": "def f():\n    return lambda mine: mine",
         "e.py": "async def f():\n    if (said := g()):\n        return said",
-        "f.py": f"def f(whole):\n{gap}    return whole",
-        "g.py": "def f(whole):\n    return whole",
-        "h.py": f"def checkpoint(whole):\n{gap}    return whole",
+        "src/grace/f.py": f"def f(whole):\n{gap}    return whole",
+        "src/grace/g.py": "def f(whole):\n    return whole",
+        "src/grace/h.py": f"def checkpoint(whole):\n{gap}    return whole",
         "i.py": "def f():\n    return g(one=1).found",
+        "benchmarks/j.py": f"def f(whole):\n{gap}    return whole",
     }
     assert [line.split(":", 1)[0] for line in find_pronouns(sources)] == [
         "a.py",
@@ -101,5 +113,5 @@ def test_a_pronoun_is_found() -> None:
         "c.py",
         "d.py",
         "e.py",
-        "f.py",
+        "src/grace/f.py",
     ]

@@ -1,4 +1,4 @@
-"""Which method goes along which axis of a sharded model's ranks."""
+"""The method of each axis of a sharded model's ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a gradient has come, when a backward pass begins, and when it ends."""
+"""Events of backward passes: a gradient has come, a pass begins, a pass ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's numbers for all ranks: parameters, an optimizer's state, and plain objects, as in scripts for Horovod."""
+"""Gives one rank's numbers to all ranks: parameters, an optimizer's state, and plain objects, as in scripts for Horovod."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def broadcast_optimizer_state(
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, *, transport: Transport | str = "auto") -> Any:
-    """One rank's object for all ranks: such as the number of the epoch, or a scheduler's ``state_dict()``. All ranks call it.
+    """Gives one rank's object to all ranks: such as the number of the epoch, or a scheduler's ``state_dict()``. All ranks call
+    it.
 
     What the others read cannot run code: only plain containers of numbers, texts and tensors travel.
 

@@ -1,4 +1,4 @@
-"""Which gradients travel together, where nothing else decides it."""
+"""Groups of gradients that travel together, where nothing else decides it."""
 
 from __future__ import annotations
 

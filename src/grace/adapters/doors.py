@@ -21,7 +21,7 @@ D = TypeVar("D", bound="type[Door]")
 
 
 class Door(Protocol):
-    """One kind of models. A class without arguments that :func:`register_door` decorates."""
+    """A kind of models. A class without arguments that :func:`register_door` decorates."""
 
     def takes(self, model: object) -> str | None:
         """None if it is for this model; else why not, and what to write instead, for an error that a user reads, or "" where

@@ -81,7 +81,7 @@ class ParameterGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where its gradients are."""
+        """The device of its gradients."""
         device: torch.device = self.inside.device
         return device
 

@@ -98,7 +98,7 @@ class Handover(Choosing):
     def mean(
         self, gradients: Sequence[Tensor | None], *, lr: float | None = None, scale: float = 1.0
     ) -> list[Tensor | None]:
-        """One step: this worker's gradients -> their means over all workers.
+        """Makes a step: this worker's gradients -> their means over all workers.
 
         Args:
             gradients: in the order of ``names``; read, never written, and not kept. None where the loss does not depend on
@@ -134,7 +134,7 @@ class Handover(Choosing):
         return means
 
     def agree_absent(self, absent: Sequence[bool]) -> list[bool]:
-        """Which tensors have no gradient on any rank; ``absent`` says which have none here. All ranks call it before their
+        """Finds the tensors without a gradient on any rank; ``absent``: those without one here. All ranks call it before their
         first step, with the same number of tensors. A toolkit that traces a graph first calls it; otherwise :meth:`mean` does.
 
         Raises:
@@ -228,7 +228,7 @@ class _Buffer:
         self._alone = self._count()
 
     def _count(self) -> int:
-        """How many hold the storage: tensors, and through them DLPack capsules and arrays of any toolkit."""
+        """Number of holders of the storage: tensors, and through them DLPack capsules and arrays of any toolkit."""
         return int(torch._C._storage_Use_Count(self._storage._cdata))
 
     @property

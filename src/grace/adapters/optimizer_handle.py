@@ -7,12 +7,11 @@ another order on each rank. On a GPU the thread has a stream of its own, too.
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,7 +24,8 @@ from grace.adapters.choosing import read_choice
 from grace.adapters.pending_gradient import placeholder
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import list_replicated, name_trained, refuse_ddp, refuse_in_backward
+from grace.adapters.taken import refuse_shared, release, take
+from grace.adapters.trained import list_replicated, name_trained, refuse_ddp, refuse_in_backward, refuse_split
 from grace.adapters.unused import Unused, UnusedGradient
 from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Exchange
@@ -46,14 +46,16 @@ _DROPPED = (
     "the gradient of {} was {} between backward() and step(), while other ranks exchange theirs: call zero_grad() before "
     "backward(), or optimizer.synchronize() before gradients are dropped"
 )
+_TAKEN = (
+    "is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end with different "
+    "parameters. Use one of the two, or call optimizer.handle.detach() first"
+)
 
 
 class OptimizerHandle(Regrouping):
     """Grace at work on one optimizer: its ``handle``. Made by :func:`grace.DistributedOptimizer`; all ranks call its methods
-    alike, and between steps. ``at_work`` holds those that are not detached.
+    alike, and between steps.
     """
-
-    at_work: ClassVar[weakref.WeakSet[OptimizerHandle]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class OptimizerHandle(Regrouping):
     ):
         self._parameters = name_trained(optimizer, named_parameters)
         refuse_ddp(self._parameters)
-        self.refuse_shared(self._parameters)
+        refuse_split(self._parameters)
+        refuse_shared(self._parameters)
         refuse_in_backward(self._parameters)
         self._unused = Unused(self._parameters, unused)
         knobs: dict[str, object] = {
@@ -102,7 +105,7 @@ class OptimizerHandle(Regrouping):
         self._own = type(optimizer)
         self._hooks: list[RemovableHandle] = [*hooks, optimizer.register_step_pre_hook(_before_step)]
         self._alone = False  # whether it was looked for a DistributedDataParallel model that was made later
-        self.at_work.add(self)
+        take(self, self._known, _TAKEN)
 
     def _begin(self) -> None:
         """Starts a step: nothing has come yet."""
@@ -386,29 +389,7 @@ class OptimizerHandle(Regrouping):
         self._taken = {}
         self._session.close()
         self._optimizer.__class__ = self._own
-        self.at_work.discard(self)
-
-    @classmethod
-    def refuse_shared(cls, named: Mapping[str, Tensor]) -> None:
-        """Refuses parameters, of any shape, whose gradients an optimizer of Grace exchanges already.
-
-        Args:
-            named: the parameters, by name.
-
-        Raises:
-            ConfigurationError: names one of them.
-        """
-        for last in (False, True):
-            taken = {p for handle in cls.at_work for p in handle._known}
-            shared = next((name for name, p in named.items() if p in taken), None)
-            if shared is None:
-                return
-            if not last:
-                gc.collect()  # an optimizer that was dropped may wait for this
-        raise ConfigurationError(
-            f"{shared!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
-            "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
-        )
+        release(self)
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

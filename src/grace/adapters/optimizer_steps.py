@@ -1,4 +1,4 @@
-"""When an optimizer has stepped: the one place that doors ask.
+"""Steps of optimizers: the one place that doors ask.
 
 Torch calls global hooks around the ``step()`` of every ``torch.optim.Optimizer``, also of one that a door was not given. A
 ``GradScaler`` that skips a step does not call ``step()``.
@@ -56,7 +56,7 @@ def living() -> Iterator[torch.optim.Optimizer]:
 
 
 class HeldParameters:
-    """Which of some parameters an optimizer holds.
+    """Parameters, of those that it is given, that an optimizer holds.
 
     Args:
         names: the parameters, of any shapes, each with its name.

@@ -29,7 +29,7 @@ class Late(Protocol):
 
 
 class Passes:
-    """One backward pass after the other. Its methods are called by the thread of the pass.
+    """Backward passes, one after the other. Its methods are called by the thread of the pass.
 
     An error in an exchange is raised when the pass ends, and the pass makes no further exchanges. Torch's own collectives in
     it go on until then, on all ranks alike, so that none waits for one that has left.

@@ -43,8 +43,8 @@ def read_sharded_choice(
 
 
 def site_of_rows(groups: Sequence[ParameterGroup], resolve: Callable[[Policy], Policy], options: Options) -> Site:
-    """Where each rank gets the mean of its rows. A group of parameters is a bucket, whose gradients lie unsharded until it is
-    exchanged: none waits for another.
+    """The site where each rank gets the mean of its rows. A group of parameters is a bucket, its gradients unsharded until it
+    is exchanged: none waits for another.
     """
     dtypes = {group.dtype for group in groups}
     way = ToOwners(options.nonfinite == "propagate", dtypes.pop() if len(dtypes) == 1 else torch.float32)
@@ -57,8 +57,8 @@ def site_of_rows(groups: Sequence[ParameterGroup], resolve: Callable[[Policy], P
 def site_between_replicas(
     groups: Sequence[ParameterGroup], resolve: Callable[[Policy], Policy], beside: Transport
 ) -> Site:
-    """Where shards are averaged between replicas. ``beside``: between the ranks that have the other shards, which average them
-    at the same time, over the same machines' links.
+    """The site where shards are averaged between replicas. ``beside``: the ranks that have the other shards, which average
+    them at the same time, over the same machines' links.
     """
     pieces = [piece for group in groups for piece in group.pieces]
     return Site(

@@ -24,9 +24,9 @@ from grace.adapters.backward import at_end_of_backward, find_tensors
 from grace.adapters.choosing import read_choice
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
-from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
+from grace.adapters.taken import refuse_shared
 from grace.adapters.trained import list_replicated, refuse_in_backward
 from grace.adapters.unexchanged import Unexchanged, refuse_foreign
 from grace.adapters.wrappers import explain_wrapper
@@ -76,7 +76,7 @@ class DDPHandle(Regrouping):
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
-        OptimizerHandle.refuse_shared(trained)
+        refuse_shared(trained)
         if getattr(model, "mixed_precision", None) is not None:
             raise ConfigurationError(
                 "attach: this model was made with DistributedDataParallel(mixed_precision=...), which reduces gradients by a "

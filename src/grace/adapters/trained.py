@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains, by the names of a model, and what it holds for them."""
+"""Parameters that an optimizer trains, by the names of a model, and what it holds for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from grace.adapters.taken import refuse_shared
 from grace.adapters.wrappers import find_exchanging
 from grace.errors import ConfigurationError
+
+_WITHOUT_DDP = (
+    "Write grace.attach(model, ...) and keep the plain optimizer, or leave out DistributedDataParallel: "
+    "grace.DistributedOptimizer(optimizer, ..., model.module.named_parameters()) without it"
+)
 
 
 def find_trained(
@@ -22,10 +28,10 @@ def find_trained(
         ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
     """
     for module in model.modules():
-        if (wrapper := find_exchanging(module)) is not None:
+        if (wrapper := find_exchanging(module)) not in (None, "FSDPModule"):
             raise ConfigurationError(
-                f"local steps take a plain module, got {wrapper}, which exchanges or splits parameters itself; "
-                "pass the module before it is wrapped, and train that"
+                f"an outer loop takes a plain module, or one under fully_shard, got {wrapper}, which exchanges or splits "
+                "parameters itself; pass the module before it is wrapped, and train that"
             )
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named = {name: p for name, p in model.named_parameters() if p in trained}
@@ -36,9 +42,11 @@ def find_trained(
         )
     if not named:
         raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
+    if known is None:
+        refuse_shared(named)
     if known is not None and (new := named.keys() - known.keys()):
         raise ConfigurationError(
-            f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when local steps began; "
+            f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when the loop began; "
             "synchronize, detach, change it, and begin again"
         )
     return named
@@ -82,13 +90,21 @@ def name_trained(
         )
     if not trained:
         raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
-    for p in trained:
+    return {name: p for p, name in reversed(names.items()) if p in trained}
+
+
+def refuse_split(named: Mapping[str, Tensor]) -> None:
+    """Refuses DTensors among these parameters, of any shapes.
+
+    Raises:
+        ConfigurationError: there is one; names it.
+    """
+    for name, p in named.items():
         if is_split(p):
             raise ConfigurationError(
-                f"{names[p]!r} is a DTensor, whose gradients its own wrapper exchanges; legal: parameters of which each "
+                f"{name!r} is a DTensor, whose gradients its own wrapper exchanges; legal: parameters of which each "
                 "rank has the whole"
             )
-    return {name: p for p, name in reversed(names.items()) if p in trained}
 
 
 def _name_by_place(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -97,11 +113,12 @@ def _name_by_place(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tens
         yield from zip(names, group["params"], strict=True)
 
 
-def refuse_ddp(named: Mapping[str, Tensor]) -> None:
+def refuse_ddp(named: Mapping[str, Tensor], remedy: str = _WITHOUT_DDP) -> None:
     """Refuses parameters that a ``DistributedDataParallel`` model exchanges, too: two exchanges would race on one gradient.
 
     Args:
         named: the parameters, of any shape, by name.
+        remedy: what to do, in words.
 
     Raises:
         ConfigurationError: such a model is alive; names a parameter of it.
@@ -114,8 +131,7 @@ def refuse_ddp(named: Mapping[str, Tensor]) -> None:
             gc.collect()  # a model that was dropped may wait for this
     raise ConfigurationError(
         f"{shared!r} belongs to a DistributedDataParallel model, which exchanges its gradient, too: ranks would end with "
-        "different parameters. Write grace.attach(model, ...) and keep the plain optimizer, or leave out "
-        "DistributedDataParallel: grace.DistributedOptimizer(optimizer, ..., model.module.named_parameters()) without it"
+        f"different parameters. {remedy}"
     )
 
 
@@ -137,6 +153,14 @@ def find_in_ddp(named: Mapping[str, Tensor]) -> list[str]:
             if p in names and name not in thing.parameters_to_ignore:
                 exchanged.append(names[p])
     return exchanged
+
+
+@torch.no_grad()
+def part_of(p: Tensor) -> Tensor:
+    """The part of a parameter that this rank has, of its own shape: all of it, or the local tensor of a DTensor. It shares
+    its memory.
+    """
+    return p.to_local() if is_split(p) else p  # type: ignore[attr-defined]
 
 
 def is_split(p: Tensor) -> bool:
@@ -177,5 +201,7 @@ def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimiz
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
     """Zeroes the non-finite numbers held for this parameter, of any shape: they would spoil later steps."""
     for held in optimizer.state.get(p, {}).values():
-        if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
-            held.zero_()
+        if isinstance(held, Tensor) and held.is_floating_point():
+            part = part_of(held)
+            if not bool(part.isfinite().all()):
+                part.zero_()

@@ -19,7 +19,7 @@ UnusedGradient: TypeAlias = Literal["none", "zeros"]
 
 
 class Unused:
-    """Which parameters no rank has used, step by step.
+    """Parameters that no rank has used, step by step.
 
     Args:
         parameters: of any shapes, by name; the same names in the same order on all ranks.

@@ -1,1 +1,1 @@
-"""Which method for which bucket, chosen by what is measured here: ``grace.attach(model, "auto")``."""
+"""A method for each bucket, chosen by what is measured here: ``grace.attach(model, "auto")``."""

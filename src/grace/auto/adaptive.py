@@ -39,7 +39,7 @@ FIRST = 1  # the step in which it is measured first
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. method: chosen. bits: of a wire for each number. lost: share of the squared norm, of all ranks."""
+    """A layer. method: chosen. bits: of a wire for each number. lost: share of the squared norm, of all ranks."""
 
     name: str
     numbers: int
@@ -79,7 +79,8 @@ class Adapted:
 
 
 class Adapting:
-    """One rank's part; all ranks make one with the same arguments. It has the calls of :class:`grace.auto.driver.Driver`.
+    """A rank's part in the choice; all ranks make theirs with the same arguments. It has the calls of
+    :class:`grace.auto.driver.Driver`.
 
     Args:
         session: whose methods it chooses.

@@ -60,7 +60,7 @@ class Told:
 
     @property
     def straggles(self) -> float:
-        """How many times the median of the ranks the slowest took."""
+        """Ratio of the time of the slowest rank to the median of the ranks."""
         usual = sorted(self.ns)[(len(self.ns) - 1) // 2]
         return max(self.ns) / max(1, usual)
 

@@ -37,7 +37,7 @@ class Buckets:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """How many numbers each bucket has."""
+        """The size of each bucket, in numbers."""
         return tuple(sum(math.prod(self.exchanged[name]) for name in names) for names in self.names)
 
     def fixed(self, name: str) -> str | None:

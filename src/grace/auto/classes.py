@@ -1,4 +1,4 @@
-"""Which methods ``auto`` may use: quality classes, by one rule from the survey's runs.
+"""Quality classes, which decide the methods that ``auto`` may use, by one rule from the survey's runs.
 
 - ``exact``: sums of what the workers have computed, rounded at most: ``none`` and ``bf16``.
 - ``safe``: and what on two tasks or more, with three seeds or more each, was never measured to end worse than uncompressed
@@ -127,7 +127,7 @@ def keeps_memory(name: str) -> bool:
 
 
 def _reason(name: str, world: int, dense: float | None, optimizer: Settings | None, memoryless: bool, way: Way) -> str:
-    """Why a method cannot be used here; empty: it can."""
+    """The reason why a method cannot be used here; empty: it can."""
     method = make_method(name)
     if why := way.refuse(method):
         return why

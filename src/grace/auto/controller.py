@@ -1,4 +1,4 @@
-"""Which plan runs: predictions propose, real steps decide.
+"""Choice of the plan that runs: predictions propose, real steps decide.
 
 Steps come in blocks. A *trial* compares a challenger with the incumbent in pairs of blocks, one of each, in an order drawn
 from a seed that all ranks share, so that noise in step with the blocks favours nobody; the first step of a block is not

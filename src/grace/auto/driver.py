@@ -41,7 +41,7 @@ _MILLION = 1_000_000
 
 
 class Driver:
-    """One rank's part in ``auto``. All ranks make one with the same arguments.
+    """A rank's part in ``auto``. All ranks make theirs with the same arguments.
 
     Args:
         session: whose methods it chooses.
@@ -381,7 +381,7 @@ class Driver:
 
     @property
     def listens_for(self) -> int:
-        """How many more steps are measured before it plans."""
+        """Number of steps that are still to be measured before it plans."""
         if not self.active or self.controller is not None:
             return 0
         return self._measuring + (STEPS + 2 if self._listening is None else self._listening.left)

@@ -30,7 +30,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket. numbers: in it. tensors: their names. ready: share of the step after which it comes. method: chosen.
+    """A bucket. numbers: in it. tensors: their names. ready: share of the step after which it comes. method: chosen.
     seconds: of its exchange, predicted. others: the same of methods that were not chosen, the fastest first. fused: whether
     it travels with a neighbour. measured: seconds of its last exchanges on this rank, codecs and waiting for others included,
     in the median; of buckets that travel as one, the last one says it. null: there was none.

@@ -79,7 +79,7 @@ class StepClock:
 
     @property
     def left(self) -> int:
-        """How many more steps are needed."""
+        """Number of steps that are still needed."""
         return self.steps - len(self._found) + (self._ended is None)
 
     def exchanged(self, counts: bool = True) -> None:

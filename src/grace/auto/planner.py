@@ -1,4 +1,4 @@
-"""Which method each bucket gets, and which buckets travel as one: the least step that the timeline predicts.
+"""Plans: a method for each bucket, and buckets that travel as one, for the shortest step that the timeline predicts.
 
 1. Where the lane does not slow the model, the end of its work is monotone in what each exchange takes: so each gets the method
    that is over soonest, and which neighbours travel together is a shortest path, ``E[j] = min over i of max(E[i], r_j) +
@@ -104,11 +104,11 @@ class Problem:
         return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, known, self.lanes))
 
     def travels(self, method: str) -> tuple[str, ...]:
-        """How a method's payloads travel."""
+        """The kinds of a method's payloads: how they travel."""
         return tuple(self.kinds.get(method, (method,)))
 
     def uniform(self, method: str) -> Plan | None:
-        """One method for all buckets, each on its own."""
+        """The plan with this method for all buckets, each on its own."""
         return self.plan([Part(j, j + 1, method) for j in range(len(self.ready))])
 
 

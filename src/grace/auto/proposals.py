@@ -1,4 +1,4 @@
-"""Which plans are offered, which of them is used first, and which are tried: once the model is known, and after each look."""
+"""Plans that are offered, used first, and tried: once the model is known, and after each look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ``auto`` chooses: what a driver must know of the door that it works behind."""
+"""The site of a choice: what a driver must know of the door that it works behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Site:
 
     @classmethod
     def of(cls, session: Session) -> Site:
-        """Where a session's tensors are averaged as they are."""
+        """The site where a session's tensors are averaged as they are."""
         device = next(iter(session.like.values())).device
         return cls({name: tuple(x.shape) for name, x in session.like.items()}, device=device)
 
@@ -62,8 +62,8 @@ class Site:
         return guess_buckets(self.shapes, most, keep)
 
     def refuse_memory(self, free: int) -> str:
-        """Why no method with a memory may be used, where each rank keeps one of all rows; empty: it may. ``free``: bytes, of
-        one worker.
+        """The reason why no method with a memory fits, where each rank keeps one of all rows; empty: it fits. ``free``: bytes,
+        of one worker.
         """
         wanted = 4 * sum(math.prod(shape) for shape in self.shapes.values())
         if not self.way.joins or wanted * _MEMORY <= free:

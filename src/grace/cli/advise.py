@@ -22,7 +22,11 @@ def advise(
     task: Annotated[str | None, typer.Option("--task", help="A task of the suite, or module:Class.")] = None,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", "-m", help="With commas between; your own: file.py:Class. [default: all]"),
+        typer.Option(
+            "--methods",
+            "-m",
+            help="With commas between, outer loops (diloco:every=32) too; your own: file.py:Class. [default: all methods]",
+        ),
     ] = None,
     links: Speeds = "1gbit,10gbit",
     latency: OneWay = "0",

@@ -97,7 +97,7 @@ def _describe_choice(errors: list[str]) -> dict[str, str] | None:
 
 
 def _find_why_none_is_shared(errors: list[str]) -> str | None:
-    """Why workers of this machine cannot exchange through memory that they share; None if they can."""
+    """The reason why workers of this machine cannot exchange through memory that they share; None if they can."""
     try:
         return find_why_alone(max(2, _local_workers()))
     except ConfigurationError as error:
@@ -107,7 +107,7 @@ def _find_why_none_is_shared(errors: list[str]) -> str | None:
 
 @functools.cache
 def _mpi() -> dict[str, Any]:
-    """Which MPI mpi4py has, and whether it has threads; asked in a separate process, which belongs to no job."""
+    """The MPI that mpi4py has, and its support of threads; asked in a separate process, which belongs to no job."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "PMIX_", "HYD"))}
     try:
         done = subprocess.run(
@@ -229,7 +229,7 @@ def _resolves(host: str) -> bool:
 
 
 def _explain_failure(module: str) -> str | None:
-    """Why an installed package cannot be imported."""
+    """The reason why an installed package cannot be imported."""
     if util.find_spec(module) is None:
         return None
     try:

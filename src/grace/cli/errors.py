@@ -1,4 +1,4 @@
-"""How a command reports errors: one line on stderr, and a status."""
+"""Errors of commands: one line on stderr, and a status."""
 
 from __future__ import annotations
 

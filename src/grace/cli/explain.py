@@ -260,7 +260,7 @@ def _find_hierarchy(method: Method[Any]) -> Hierarchical | None:
 
 
 def warnings_of(traffic: Sequence[dict[str, Any]]) -> list[str]:
-    """Where a method moves more than a dense all-reduce would."""
+    """Warnings where a method moves more than a dense all-reduce would."""
     out = []
     for name, key in (("fp32", "relative_to_fp32"), ("bf16", "relative_to_bf16")):
         worse = sorted({row["workers"] for row in traffic if row[key] is not None and row[key] > 1})

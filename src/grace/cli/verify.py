@@ -83,7 +83,7 @@ def verify(
 
 
 def told(device: str, alike: Mapping[str, str]) -> RenderableType:
-    """How alike a method is on a device and on the CPU."""
+    """The likeness of a method on a device and on the CPU, in words."""
     counts = Counter(alike.values())
     text = f"{device}: the bits of the CPU for {counts['bits']} of {len(alike)} kinds of input"
     parts = [text, *(f"{counts[how]} {words}" for how, words in _ALIKE.items() if counts[how])]

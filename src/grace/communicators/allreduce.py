@@ -29,7 +29,7 @@ from grace.registry.recipes import register_communicator
 @register_communicator("allreduce")
 @dataclass(frozen=True, slots=True)
 class Allreduce(Communicator):
-    """One round, constant traffic: the network sums the wires.
+    """All-reduce of the wires, which the network sums: one round, constant traffic.
 
     If a rank saw an inf or NaN, its wire is NaN throughout, and so is the sum.
     """

@@ -80,7 +80,9 @@ class Communicator(Method[Any]):
         raise NotImplementedError
 
     def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        """One all-to-all of sealed rows, whatever the communicator; one more round where decoded numbers may overflow."""
+        """Exchanges sealed rows by one all-to-all, whatever the communicator; one more round where decoded numbers may
+        overflow.
+        """
         check_rows(rows, peer)
         if rows.numel() == 0:
             return Exchanged(rows[0], rows if peer.lent.keep_rest else None, state)

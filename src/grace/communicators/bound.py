@@ -22,7 +22,7 @@ _TABLES = 4  # that an encoder keeps, for calls that depend on the step
 
 
 class BoundEncoder:
-    """How a compressor encodes T tensors.
+    """Encoding of T tensors by a compressor.
 
     Args:
         compressor: the compressor.

@@ -23,7 +23,7 @@ from grace.wire import Gathered
 
 
 class BucketPlan:
-    """Where the sealed wires of several tensors lie in a message.
+    """Positions of the sealed wires of several tensors in a message.
 
     Args:
         kinds: for each tensor the bytes of its wire, and the dtype of the wire's numbers.

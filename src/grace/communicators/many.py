@@ -28,7 +28,7 @@ from grace.random import Stream
 
 
 class WirePlan(Protocol):
-    """Where the wires of several tensors lie: for each the byte of the message where it begins."""
+    """Positions of the wires of several tensors: for each the byte of the message where it begins."""
 
     @property
     def wires(self) -> Sequence[int]: ...

@@ -85,7 +85,7 @@ class ParameterServer(TwoHops):
         return loan.give_back(mean, state, finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is ParameterServer  # a subclass may exchange otherwise
         return exact and not self.compressor.varies and not on_host(like.device) and backends.runs_triton(like.device)
 

@@ -35,7 +35,9 @@ class RoundedBucket:
 
     @staticmethod
     def of(dtype: torch.dtype, xs: Sequence[Tensor], peers: Peers, workspace: Workspace) -> RoundedBucket | None:
-        """That of these tensors, of any shapes, which travel in this dtype; None if kernels for many cannot take them."""
+        """The bucket of these tensors, of any shapes, which travel in this dtype; None if kernels for many cannot take
+        them.
+        """
         if xs[0].dtype is not torch.float32 or peers.keep_rests or not can_go_together(xs, peers):
             return None
         device, sizes = xs[0].device, tuple(x.numel() for x in xs)

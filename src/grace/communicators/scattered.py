@@ -231,7 +231,7 @@ def _take(workspace: Workspace, shape: int | tuple[int, ...], dtype: torch.dtype
 
 
 def _begins(sizes: Sequence[int]) -> list[int]:
-    """Where each of these begins, one after the other, and where the last one ends."""
+    """Start of each of these, one after the other, and end of the last one."""
     begins = [0]
     for size in sizes:
         begins.append(begins[-1] + size)

@@ -33,7 +33,7 @@ from grace.random import Stream
 
 
 class ScatterTables:
-    """Where the tensors of a bucket are, as W rows and as a whole.
+    """Positions of the tensors of a bucket, as W rows and as a whole.
 
     Args:
         widths: bytes of the wires of their chunks. sizes: n of each.

@@ -53,7 +53,7 @@ class ServedBucket:
         *,
         serves: bool,
     ) -> ServedBucket | None:
-        """That of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise. With
+        """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise. With
         ``serves`` the states are this server's memories.
         """
         if not (hops[0].handles_many and hops[1].handles_many):

@@ -18,7 +18,7 @@ from grace.contract.peer import Peers
 
 
 class SumPlan:
-    """Where the wires of several tensors, float32 ``[k_t]``, lie in one message ``[s]``.
+    """Positions of the wires of several tensors, float32 ``[k_t]``, in one message ``[s]``.
 
     Args:
         widths: bytes of each. device: of the message.

@@ -1,1 +1,1 @@
-"""Which implementation of an operation runs: the native library, the backends, dispatch, and portable arithmetic."""
+"""Choice of the implementation of an operation: the native library, the backends, dispatch, and portable arithmetic."""

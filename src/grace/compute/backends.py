@@ -1,4 +1,4 @@
-"""Which backend computes: plain torch, or something faster on the tensors' device.
+"""Choice of the backend that computes: plain torch, or something faster on the tensors' device.
 
 ``GRACE_KERNELS`` forces one: ``reference`` (plain torch on every device), ``native`` (on the CPU the best instruction set of
 this processor, elsewhere plain torch), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels

@@ -27,7 +27,7 @@ def list_devices() -> list[dict[str, Any]]:
 
 @functools.cache
 def find_triton_problem() -> str | None:
-    """Why Triton's kernels cannot run on the CUDA devices of this machine; None if nothing speaks against it.
+    """The reason why Triton's kernels cannot run on the CUDA devices of this machine; None if nothing speaks against it.
 
     The first call compiles a small kernel, runs it on 1,024 numbers of the current device, and compares.
     """

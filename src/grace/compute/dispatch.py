@@ -1,4 +1,4 @@
-"""One operation, several implementations: the one to run is chosen once for each type of device.
+"""Dispatch of an operation to one of its implementations, chosen once for each type of device.
 
 A family of operations is a package. Its ``__init__`` declares each operation: a function decorated with :func:`operation`,
 whose body is a docstring. Its modules hold functions of the same name and signature:

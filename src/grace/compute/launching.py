@@ -55,7 +55,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
 
 
 def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Where a kernel for this tensor is launched: on its device, which most often is the current one already."""
+    """Context for launching a kernel for this tensor: its device, which most often is the current one already."""
     if not x.is_cuda:
         return _quiet()
     return _HERE if x.get_device() == torch.cuda.current_device() else torch.cuda.device(x.device)

@@ -71,7 +71,7 @@ class Functions:
         return bound  # type: ignore[no-any-return]
 
     def number_of(self, kernel: Callable[..., int]) -> tuple[int, tuple[Any, ...]]:
-        """Where one of these stands in the library's list, and the types of its arguments."""
+        """Position of one of these in the library's list, and the types of its arguments."""
         return self._numbers[id(kernel)], kernel.argtypes  # type: ignore[attr-defined]
 
 
@@ -126,7 +126,7 @@ def refuse(name: str, x: Tensor, dtype: torch.dtype, wanted: str | Sequence[int]
 
 
 def threads() -> int:
-    """How many threads a kernel may use: as many as torch."""
+    """Number of threads that a kernel may use: as many as torch."""
     return torch.get_num_threads()
 
 

@@ -79,8 +79,8 @@ class Compressor(abc.ABC):
         """Claims of the compressor for rows of n numbers."""
 
     def passes(self, n: int) -> int | None:
-        """How often Triton kernels go through rows of n numbers, and the memory, to encode them: once where each program has
-        all that its codes depend on, and again for what has to be known before. None, the default: nobody has counted.
+        """Number of times that Triton kernels read rows of n numbers, and the memory, to encode them: once where each program
+        has all that its codes depend on, and again for what has to be known before. None, the default: nobody has counted.
         """
         return None
 
@@ -149,7 +149,7 @@ class Compressor(abc.ABC):
 
     @property
     def counted(self) -> WireCode | None:
-        """How its wires are coded if their sizes depend on the data, and :meth:`choose_many_` chooses what they say for
+        """Code of its wires if their sizes depend on the data, and :meth:`choose_many_` chooses what they say for
         as many tensors by as few launches as for one. None, the default: they do not, or it does not.
         """
         return None

@@ -61,7 +61,7 @@ class Conversation(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Outcome[S]]:
-        """One step: a generator that yields collectives, the same ones on all ranks, and returns an :class:`Outcome`.
+        """A step: a generator that yields collectives, the same ones on all ranks, and returns an :class:`Outcome`.
 
         ``x`` is donated: it may be overwritten, and ``mean`` may live in its storage. ``state`` stays as it is, whether the
         generator is left by an exception or ends: another tensor's exchange may still fail, and then it is the state. Its

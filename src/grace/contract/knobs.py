@@ -158,7 +158,7 @@ def check_knobs(instance: object) -> None:
 
 
 def _read_percent(value: object) -> str:
-    """How to write what was given as a percentage."""
+    """Spelling of a value that was given as a percentage."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value) if isinstance(value, str) else None
     return f"; write {float(match[1]) / 100:g} for {match[0].strip()}" if match else ""
 

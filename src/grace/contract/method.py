@@ -94,7 +94,7 @@ class Method(Conversation[S]):
 
     @abc.abstractmethod
     def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
-        """One step, as :meth:`Conversation.exchange`, that returns an :class:`Exchanged`, with the same mean on all ranks.
+        """A step, as :meth:`Conversation.exchange`, that returns an :class:`Exchanged`, with the same mean on all ranks.
         ``rest`` may live in the storage of ``x``, too.
         """
 
@@ -108,7 +108,7 @@ class Method(Conversation[S]):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[S]]]:
-        """One step of several tensors, such as those of a bucket: as many results, with the bits of :meth:`exchange`.
+        """A step of several tensors, such as those of a bucket: as many results, with the bits of :meth:`exchange`.
 
         By default the exchanges run :func:`grace.contract.together.together`. An override asks the network for the same bytes
         in the same rounds (so that ranks need not choose alike), says of each collective whose its ``parts`` are
@@ -119,7 +119,7 @@ class Method(Conversation[S]):
         return (yield from together(runs, workspace=peers[0].lent.workspace if peers else None))
 
     def scatter(self, rows: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
-        """One step of a reduce-scatter: row j is for rank j, which alone learns its mean.
+        """A step of a reduce-scatter: row j is for rank j, which alone learns its mean.
 
         By default the whole exchange, of which each rank takes its row. Communicators ask for their first hop only, and
         memories wrap it as they wrap :meth:`exchange`.

@@ -1,4 +1,4 @@
-"""Who a worker is in an exchange."""
+"""Identity of a worker in an exchange."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_AXES: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who I am in this exchange.
+    """Identity of this worker in an exchange.
 
     rank, world: r and W. step: the global step. name: the tensor's name. seed: the run's seed.
     lr: the learning rate that this step's mean will be applied with, the same on all ranks, where memories should
@@ -66,7 +66,7 @@ class Peer:
 
 
 class Peers(Sequence[Peer]):
-    """Who a worker is in the exchanges of several tensors, which differ in the tensor's name and in what memories lend. As a
+    """Identity of a worker in the exchanges of several tensors, which differ in their name and in what memories lend. As a
     sequence it makes a :class:`Peer` when it is asked for one; who exchanges them as a batch needs none.
 
     Args:

@@ -31,7 +31,7 @@ _NOT_OF_KIND = ("buf", "donate", "into", "parts")
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where each buffer lies in a row of the fused one: ``sizes`` numbers, then ``gaps`` unused ones."""
+    """Positions of the buffers in a row of the fused one: ``sizes`` numbers, then ``gaps`` unused ones."""
 
     sizes: tuple[int, ...]
     gaps: tuple[int, ...]
@@ -78,7 +78,7 @@ def together(
     *,
     labels: bool = False,
 ) -> Exchange[list[T]]:
-    """One exchange that runs all of these and returns their results, in their order.
+    """An exchange that runs all of these and returns their results, in their order.
 
     All ranks must pass the same exchanges in the same order. If one fails, all are closed.
 
@@ -121,7 +121,7 @@ def together(
 
 
 def _places(op: Collective, of: Sequence[int]) -> tuple[int, ...]:
-    """Where what a collective is about stands: of tensors that stand there."""
+    """Places of the tensors that a collective is about."""
     return (of[0],) if op.parts is None else tuple([of[k] for k in op.parts.of])
 
 

@@ -143,7 +143,7 @@ def take_flat(
 
 
 def padded_sizes(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[int]:
-    """How many numbers each room of :func:`take_flat` takes."""
+    """The size in numbers of each room of :func:`take_flat`."""
     step = 16 // dtype.itemsize
     return [-(-n // step) * step for n in sizes]
 

@@ -53,7 +53,7 @@ class HostHandle(Handover):
         super().__init__(list(self._kinds), shapes, dtypes, method, transport=transport, options=options)
 
     def exchange(self, gradients: Sequence[Tensor], count: int, lr: float | None = None) -> list[Tensor]:
-        """One step, asked for by an optax state with this ``count``: gradients in the order of ``names``, of the shapes that
+        """A step, asked for by an optax state with this ``count``: gradients in the order of ``names``, of the shapes that
         the parameters had -> their means, likewise.
 
         Raises:
@@ -197,7 +197,7 @@ def compressed_mean_on_host(
 
 
 def _explain(asked: int, held: int) -> str:
-    """Why optax's state and the memories do not belong together."""
+    """The reason why optax's state and the memories do not belong together."""
     seen = f"optax's state has seen {asked} exchanges, and Grace's memories {held}"
     if asked > held:
         return f"{seen}: a checkpoint was restored without them. Load both: handle.load_state_dict, or restore_memories"

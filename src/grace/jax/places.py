@@ -1,4 +1,4 @@
-"""Where in a program the exchange is, as far as tracing can tell."""
+"""Place of the exchange in a program, as far as tracing can tell."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _LEAST, _PARTS = 8, 16  # pieces of a run, and runs at most
 
 
 def block_count(n: int, block: int) -> int:
-    """How many blocks cover n numbers."""
+    """Number of blocks that cover n numbers."""
     return math.ceil(n / block)
 
 
@@ -35,7 +35,7 @@ def fits_tile(block: int) -> bool:
 
 
 def passes_with_largest(block: int) -> int:
-    """How often Triton kernels go through numbers of which they have to know first what is largest in each block."""
+    """Number of times that Triton kernels read numbers if they first have to know the largest of each block."""
     return 1 if fits_tile(block) else 2
 
 

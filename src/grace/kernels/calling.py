@@ -22,7 +22,7 @@ LAYOUTS = 4096  # how many a kernel remembers: a model has fewer shapes of tenso
 
 
 class _Place(threading.local):
-    """Where the next wire of one row goes, if it has just that size: bytes ``[1, w]`` in the message that is sent.
+    """Room for the next wire of one row, if it has just that size: bytes ``[1, w]`` in the message that is sent.
 
     Whoever sets ``wire`` sets it to None again, and looks whether the wire that comes back is it.
     """

@@ -28,7 +28,7 @@ _CPU: Final = torch.device("cpu")
 
 
 class Key(NamedTuple):
-    """One of the two words of a tensor's key: of its stream, forked by these numbers one after the other."""
+    """A word of the two of a tensor's key: of its stream, forked by these numbers one after the other."""
 
     forks: tuple[int, ...]
     half: int
@@ -158,7 +158,7 @@ class Table:
 
 
 def _slots(call: Call) -> dict[Slot, int]:
-    """Which slot is in which place."""
+    """The slots of a call, with their places."""
     return {word: at for at, word in enumerate(call.arguments) if isinstance(word, Slot)}
 
 

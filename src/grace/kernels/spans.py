@@ -24,12 +24,12 @@ class Span:
 
     @property
     def columns(self) -> slice:
-        """Where the span's numbers lie in their row."""
+        """Columns of the span's numbers in their row."""
         return slice(self.start, self.stop)
 
     @property
     def blocks(self) -> slice:
-        """Which blocks of the row the span has."""
+        """Blocks of the row that the span has."""
         return slice(self.start // self.block, math.ceil(self.stop / self.block))
 
     @property

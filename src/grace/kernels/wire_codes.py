@@ -1,4 +1,4 @@
-"""How wires of a bucket are coded whose sizes depend on the data, in one of several ways."""
+"""Codes of wires of a bucket whose sizes depend on the data: one of several ways."""
 
 from __future__ import annotations
 

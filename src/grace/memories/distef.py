@@ -80,7 +80,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         return ErrorFeedback(self.method, self.beta, self.gamma, self.follow_lr)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is DistEF  # a subclass may exchange otherwise
         return exact and takes_many(like.device) and self._feedback.batches(like)
 

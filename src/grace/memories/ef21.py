@@ -129,7 +129,7 @@ class EF21(Memory[S], Generic[S]):
         return Exchanged(fill_unless_(finite, mean, math.nan), None, after, finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) in (EF21, EF21M)  # a subclass may exchange otherwise
         return exact and takes_many(like.device) and self.method.adds_memory and self.method.batches(like)
 

@@ -79,7 +79,7 @@ class Momentum(Memory[S]):
         return Exchanged(mean, None, MomentumState(memory, out.state), finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is Momentum  # a subclass may exchange otherwise
         return exact and takes_many(like.device) and self.method.batches(like)
 

@@ -107,7 +107,7 @@ class MomentumCorrection(Memory[S]):
         return Exchanged(mean, None, CorrectionState(memory, out.state), finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is MomentumCorrection  # a subclass may exchange otherwise
         return exact and takes_many(like.device) and self.method.adds_memory and self.method.batches(like)
 

@@ -43,7 +43,7 @@ class SuccessorBucket:
 
     @staticmethod
     def of(xs: Sequence[Tensor], states: Sequence[Sequence[Tensor]], peers: Peers) -> SuccessorBucket | None:
-        """That of these tensors, of any shapes, with so many parts of their states, each like them; None if kernels do not
+        """The bucket of these tensors, of any shapes, with so many parts of their states, like them; None if kernels do not
         take them as they are, or while work is captured that knows them elsewhere.
         """
         lent, device, dtype = peers.like.lent, xs[0].device, xs[0].dtype

@@ -42,8 +42,8 @@ class VelocityBucket:
 
     @staticmethod
     def of(xs: Sequence[Tensor], memories: Sequence[Tensor], peers: Peers, *, nesterov: bool) -> VelocityBucket | None:
-        """That of these tensors, of any shapes, with their memories ``[2, ...]``; None if kernels do not take them as they
-        are, or while work is captured that knows them elsewhere.
+        """The bucket of these tensors, of any shapes, with their memories ``[2, ...]``; None if kernels do not take them as
+        they are, or while work is captured that knows them elsewhere.
         """
         lent, device = peers.like.lent, xs[0].device
         workspace = lent.workspace

@@ -5,8 +5,10 @@ from grace.methods.atomo import Atomo as Atomo
 from grace.methods.atomosvd import AtomoSVD as AtomoSVD
 from grace.methods.bf16 import BF16 as BF16
 from grace.methods.blockrandomk import BlockRandomK as BlockRandomK
+from grace.methods.chunktopk import ChunkTopK as ChunkTopK
 from grace.methods.dgc import DGC as DGC
 from grace.methods.drive import DRIVE as DRIVE
+from grace.methods.e3m0 import E3M0 as E3M0
 from grace.methods.eden import EDEN as EDEN
 from grace.methods.efsignsgd import EFSignSGD as EFSignSGD
 from grace.methods.fp8 import FP8 as FP8
@@ -46,6 +48,7 @@ __all__ = [
     "BF16",
     "DGC",
     "DRIVE",
+    "E3M0",
     "EDEN",
     "FP8",
     "FP16",
@@ -57,6 +60,7 @@ __all__ = [
     "Atomo",
     "AtomoSVD",
     "BlockRandomK",
+    "ChunkTopK",
     "EFSignSGD",
     "GSpar",
     "GradZip",

@@ -100,7 +100,7 @@ class DGC(Compressor):
         return choose_sampled_many(many.like, many, code, sampling, rng.step)
 
     def _sampling(self, sizes: Sequence[int], step: int) -> Sampling:
-        """How many numbers this step samples and selects from tensors of so many numbers."""
+        """Counts of the numbers that this step samples and selects from tensors of so many numbers."""
         ratio, seen = self.ratio_at(step), tuple(self._sample_size(n) for n in sizes)
         sought, most = (tuple(count_kept(ratio, n) for n in counts) for counts in (seen, sizes))
         return Sampling(seen, sought, most, _LOWER, _ROUNDS)

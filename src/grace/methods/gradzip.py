@@ -138,7 +138,7 @@ class GradZip(LowRank["GradZipState | None"]):
     def _alternate(
         self, bucket: RidgeBucket, held: dict[int, GradZipState]
     ) -> Exchange[list[Exchanged[GradZipState | None]]]:
-        """One factor of each matrix."""
+        """Exchanges one factor of each matrix."""
         yield from bucket.sum_factors()
         outs: list[Exchanged[Any]] = list(bucket.restore()[0])
         news = bucket.succeed()

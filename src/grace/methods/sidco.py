@@ -96,7 +96,7 @@ class SIDCo(Method[Search]):
         return Exchanged(out.mean, out.rest, self._next(state, surplus) if ask_host(out.finite) else state, out.finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         there = not on_host(like.device) and backends.runs_triton(like.device)
         return type(self) is SIDCo and there and self._inner(1.0).counted is not None
 

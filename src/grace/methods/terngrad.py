@@ -68,7 +68,7 @@ class TernGrad(Fused):
 
     @property
     def _ternary(self) -> QSGD:
-        """One level of QSGD rounds to the same three values."""
+        """QSGD with one level, which rounds to the same three values."""
         return _make_ternary(self.bucket, self.shrink)
 
     def with_memory(self) -> Compressor:

@@ -109,7 +109,7 @@ class VarSparse(Method[VarSparseState]):
         return Exchanged(mean, None, VarSparseState(succeed(finite, left, state.r, peer.lent), after, None), finite)
 
     def batches(self, like: Tensor) -> bool:
-        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        """True where kernels take many tensors, of any shapes: on an accelerator."""
         there = not on_host(like.device) and backends.runs_triton(like.device)
         return type(self) is VarSparse and there and like.dtype in READ
 

@@ -1,1 +1,3 @@
-"""How long a step takes: links, what collectives and codecs cost, and the timeline that plays them against the model."""
+"""Prediction of the time of a step: links, costs of collectives and codecs, and the timeline that plays them against the
+model.
+"""

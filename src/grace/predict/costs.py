@@ -1,4 +1,4 @@
-"""How long a step takes under a method: what it encodes, moves and decodes, beside the backward pass.
+"""Time of a step under a method: what it encodes, moves and decodes, beside the backward pass.
 
 A *replay* says what one worker does (:mod:`grace.predict.replay`), a *network* what moving takes (:class:`Assumed`,
 :class:`Probed`), and the timeline plays both (:mod:`grace.predict.timeline`). Whoever asks how long a step takes asks here:

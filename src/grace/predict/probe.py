@@ -52,7 +52,7 @@ def middle(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Timing:
-    """One kind of collective. sizes: bytes of the buffer, rising. seconds: of each. cpu: of one worker, for each byte.
+    """A kind of collective. sizes: bytes of the buffer, rising. seconds: of each. cpu: of one worker, for each byte.
 
     A smaller buffer takes no longer than a larger one: where one was measured so, other work on the machine had a part in it,
     and it counts as long as the quickest that is larger.
@@ -102,7 +102,7 @@ class Timings:
     axes: Mapping[str, int] = field(default_factory=dict)
 
     def size_of(self, kind: str) -> int:
-        """How many workers take part in a collective of this kind."""
+        """Number of workers that take part in a collective of this kind."""
         axis = split_kind(kind)[2]
         return self.axes[axis] if axis else self.world
 

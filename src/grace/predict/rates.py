@@ -37,7 +37,7 @@ TRACED = 1 << 16  # numbers of the exchange that is counted where bytes depend o
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One worker's exchange of a tensor of ``numbers``.
+    """A worker's exchange of a tensor of ``numbers``.
 
     codec: nanoseconds of the thread's processor before the first collective, between any two, and after the last; the
     median of some. moved: the kind and bytes of each collective, in their order.
@@ -143,7 +143,7 @@ class Rater:
         self._sources: dict[int, Tensor] = {}
 
     def run(self, method: Method[Any] | str, world: int, numbers: int, patience: float = math.inf) -> Sample:
-        """One worker's exchange of so many numbers, among ``world``, with whatever memory the method has; the first alone if
+        """Exchange of so many numbers by one worker, among ``world``, with whatever memory the method has; the first alone if
         it takes more seconds than ``patience``.
         """
         policy = Policy([("*", method)])

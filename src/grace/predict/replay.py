@@ -1,4 +1,4 @@
-"""One worker's exchange of a model's real shapes, against a network that answers as if all workers had sent the same.
+"""Replay: one worker's exchange of a model's real shapes, against a network that answers as if all workers had sent the same.
 
 For any method or policy, that gives the processor time of codec and machinery, and every collective with its bytes. Times
 are multiples of one ``y.add_(x)`` over all numbers of the model, measured beside them, so a busy machine changes little.
@@ -44,7 +44,7 @@ _MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, with
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One step of one worker of ``world``.
+    """A step of one worker of ``world``.
 
     codec: processor time of encoding, decoding and machinery, in ``y.add_(x)`` of all numbers; of each bucket.
     moved: the collectives of each bucket, by kind. sent: bytes that this worker sends.
@@ -157,7 +157,7 @@ class Replayer:
         return statistics.median(self.adds)
 
     def run(self, method: Policy | Method[Any] | str, world: int) -> Replay:
-        """One worker's step under this method, among ``world``."""
+        """Replays one worker's step under this method, among ``world``."""
         with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             policy = Policy.of(method)

@@ -42,7 +42,7 @@ _FIRST, _LAST = 0.4, 0.9  # of a step: where its backward pass usually begins, a
 
 
 def hops(kind: str, world: int) -> int:
-    """How many messages follow one after the other in a collective of this kind, as :func:`grace.collectives.kind_of` says
+    """Number of consecutive messages in a collective of this kind, as :func:`grace.collectives.kind_of` says
     it, among ``world`` workers.
     """
     if world == 1:
@@ -106,7 +106,7 @@ def play(
 def _play_one(
     last: float, threads: float, cores: float, moments: Sequence[float], jobs: Sequence[Sequence[Phase]]
 ) -> float:
-    """When the last gradient is there, and all exchanges have ended."""
+    """The time when the last gradient is there, and all exchanges have ended."""
     queue = [(at, cpu, seconds) for at, job in zip(moments, jobs, strict=True) for cpu, seconds in job if seconds > 0]
     now = done = 0.0
     at = 0
@@ -205,7 +205,9 @@ def shares_of(buckets: Sequence[int]) -> tuple[float, ...]:
 
 
 def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int]) -> tuple[float, ...]:
-    """When each bucket is complete: ``ready`` are (share of the step, bytes) of the parameters, in the order of readiness."""
+    """The time when each bucket is complete: ``ready`` are (share of the step, bytes) of the parameters, in the order of
+    readiness.
+    """
     out: list[float] = []
     total, i = 0, 0
     filled = 0
@@ -221,6 +223,6 @@ def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int])
 
 
 def usual_readiness(numbers: Sequence[int]) -> tuple[float, ...]:
-    """When buckets are ready if the step was not measured: as if every number took equally long."""
+    """The times when buckets are ready if the step was not measured: as if every number took equally long."""
     total = sum(numbers)
     return tuple(_FIRST + (_LAST - _FIRST) * sum(numbers[: k + 1]) / total for k in range(len(numbers)))

@@ -1,4 +1,4 @@
-"""Which exchange is replayed: the mean of a tensor goes to all workers, or each row's mean to the worker that owns it."""
+"""Ways to exchange, for replays: the mean of a tensor goes to all workers, or each row's mean to the worker that owns it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from grace.run.worker import Worker
 
 
 class Way(Protocol):
-    """How one tensor is exchanged."""
+    """A way to exchange a tensor."""
 
     @property
     def joins(self) -> bool:
         """True if what is not compressed travels in the collective of what is, if both are in one bucket."""
 
     def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
-        """One worker's exchange of a matrix ``x``, donated, under the worker's policy, which has this method for it."""
+        """Exchanges a matrix ``x`` of one worker, donated, under the worker's policy, which has this method for it."""
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """Traffic of a method for a tensor of this shape; None: that varies."""
@@ -44,7 +44,7 @@ class Way(Protocol):
         """
 
     def refuse(self, method: Method[Any]) -> str:
-        """Why a method cannot exchange so; empty: it can."""
+        """The reason why a method cannot exchange so; empty: it can."""
 
     def likeness(self, method: Method[Any]) -> Hashable:
         """The same of methods that exchange alike here."""

@@ -58,7 +58,7 @@ def _native_key(seed: int, method: str, tensor: str, rank: int, salt: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream of random numbers. ``rank`` is None for a shared stream. Drawing does not change it:
+    """A stream of random numbers. ``rank`` is None for a shared stream. Drawing does not change it:
     the same call gives the same numbers; use :meth:`fork` for an independent second draw.
     """
 

@@ -142,8 +142,8 @@ def _permute(x: Tensor, keys: Sequence[int | Tensor], half: int) -> Tensor:
 
 
 def walk_sizes(k: int, n: int, half: int) -> list[int]:
-    """How many numbers can be outside of [0, n) after one walk, two, ...: the mean and eight standard deviations, so that
-    a larger number is less likely than 1e-12; the last one, 0, comes where any at all are as unlikely.
+    """Count of the numbers that can be outside of [0, n) after one walk, two, ...: the mean and eight standard deviations, so
+    that a larger number is less likely than 1e-12; the last one, 0, comes where any at all are as unlikely.
     """
     share = 1 - n / (1 << 2 * half)  # of the domain that lies outside
     sizes, expected = [], k * share

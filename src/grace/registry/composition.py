@@ -127,6 +127,8 @@ def _distribute(entry: Recipe, knobs: Knobs, layers: dict[str, type]) -> dict[st
         if name in given[label]:
             raise ConfigurationError(f"{entry.name}: knobs given twice: {name} and {label}.{name}")
         given[label][name] = value
+    if "memory" in layers and MEMORIES.name_of(layers["memory"]) == entry.memory:
+        given["memory"] = dict(entry.memory_knobs) | given["memory"]
     return given
 
 

@@ -88,7 +88,7 @@ def load(spec: str, kind: str) -> object:
 
 
 def _refusal(spec: str, kind: str) -> str:
-    """Why a file may not name this, and what to do."""
+    """The reason why a file may not name this, and what to do."""
     named = f" ({', '.join(sorted(_named))})" if _named else ""
     first = f"grace.method({spec!r}) first, or " if kind == "method" else ""
     return (

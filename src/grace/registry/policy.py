@@ -23,7 +23,7 @@ SMALL = 1024  # tensors with fewer elements go uncompressed by default
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of a policy: the tensors that it is for, and their method.
+    """A line of a policy: the tensors that it is for, and their method.
 
     Args:
         pattern: shell-style pattern for the tensor's name: ``"*.bias"``, ``"embed*"``.

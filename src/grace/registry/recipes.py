@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from grace.contract.compressor import Compressor
 from grace.contract.knobs import name_owner
@@ -24,7 +24,7 @@ class Recipe:
 
     name: its name in strings. factory: its class.
     communicator: that of a Compressor; None for a Method, which has its own exchange.
-    memory: "none", or a registered memory.
+    memory: "none", or a registered memory. memory_knobs: its knobs that are not at their defaults.
     family: methods that work alike, for tables: "quantization", "sparsification", "low rank", ...
     aliases: names beyond those that follow by rule.
     cases: knobs that tests, laws and goldens run it with, as strings: ``("ratio=0.2", "ratio=1")``; never empty.
@@ -39,6 +39,7 @@ class Recipe:
     aliases: tuple[str, ...] = ()
     cases: tuple[str, ...] = ("",)
     recovers: tuple[tuple[str, str], ...] = field(default=())
+    memory_knobs: tuple[tuple[str, Any], ...] = ()
 
 
 METHODS: Names[Recipe] = Names("method", "compressor", "grace.methods")
@@ -58,6 +59,7 @@ def register(
     aliases: tuple[str, ...] = (),
     cases: Sequence[str] = ("",),
     recovers: Mapping[str, str] | None = None,
+    memory_knobs: Mapping[str, Any] | None = None,
 ) -> Callable[[C], C]:
     """Class decorator: gives a :class:`~grace.Compressor` or :class:`~grace.Method` a name and a recipe.
 
@@ -71,6 +73,7 @@ def register(
             the first, which should be typical.
         recovers: kinds of input (:mod:`grace.verify.exact`) that come back exactly, and the knobs for that, such as
             ``{"sparse": "ratio=0.03,memory=none"}``.
+        memory_knobs: the paper's knobs of the recipe's memory, such as ``{"beta": 0.95}``; by default the memory's own.
 
     Raises:
         ConfigurationError: a name that is taken or not lower case, or a recipe that does not fit the class.
@@ -88,9 +91,12 @@ def register(
         if memory != "none":
             MEMORIES.find(memory)
         name_owner(factory, name)
-        exact = tuple((recovers or {}).items())
+        exact, around = tuple((recovers or {}).items()), tuple((memory_knobs or {}).items())
         METHODS.add(
-            name, Recipe(name, factory, communicator, memory, family, aliases, tuple(cases), exact), factory, aliases
+            name,
+            Recipe(name, factory, communicator, memory, family, aliases, tuple(cases), exact, around),
+            factory,
+            aliases,
         )
         return factory
 

@@ -237,6 +237,7 @@ def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
                 knobs["communicator"] = communicator
         elif (name := MEMORIES.name_of(factory)) is not None and memory == "none":
             memory = name
+            changed = _list_changes(layer, dict(entry.memory_knobs) if name == entry.memory else {})
             knobs |= {f"memory.{k}" if k in hidden else k: value for k, value in changed.items()}
         else:
             return None
@@ -245,10 +246,11 @@ def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
     return knobs
 
 
-def _list_changes(layer: Layer) -> Knobs:
-    """The knobs of a layer that are not at their defaults."""
+def _list_changes(layer: Layer, recipe: Knobs | None = None) -> Knobs:
+    """The knobs of a layer that are not at their defaults, or those of the recipe."""
     own = own_fields(type(layer))
     defaults = {field.name: field.default for field in dataclasses.fields(type(layer)) if field.name in own}  # type: ignore[arg-type]
+    defaults |= recipe or {}
     values = {name: (getattr(layer, name), default) for name, default in defaults.items()}
     return {name: value for name, (value, default) in values.items() if value != default}
 

@@ -1,4 +1,4 @@
-"""Which tensors of a step have come, and which groups are complete."""
+"""Arrivals: the tensors of a step that have come, and the groups that are complete."""
 
 from __future__ import annotations
 

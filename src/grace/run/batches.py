@@ -1,4 +1,4 @@
-"""Which tensors of a bucket are exchanged as one batch: those of one method, where the method can."""
+"""Batches: the tensors of a bucket that are exchanged as one, where they have one method and it can."""
 
 from __future__ import annotations
 

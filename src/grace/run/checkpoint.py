@@ -102,7 +102,7 @@ class Checkpoint:
         return out
 
     def _share(self) -> list[int]:
-        """Whose states this rank reads: its own, or, of another number of workers, every world-th."""
+        """Ranks whose states this rank reads: its own, or, with another number of workers, every world-th."""
         return list(range(self._session.rank, self._workers, self._session.world))
 
     def _mean(self, debts: Mapping[str, Tensor]) -> dict[str, Tensor]:

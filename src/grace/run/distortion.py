@@ -1,4 +1,4 @@
-"""How far what is sent is from what should have been sent: |x - C(x)| / |x| of one tensor."""
+"""Distortion: the distance of what is sent from what should have been sent: |x - C(x)| / |x| of one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker's exchange over a real network."""
+"""Drives one worker's exchange over a real network."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from grace.transports.base import Transport, find_axes
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """Who goes on, and what is lost.
+    """Workers that go on, and what is lost.
 
     step: the steps that count so far. rank, world: of this worker from now on. source: the rank of the worker whose model all
     have now. survivors: ranks of those who took part in that step. others: ranks of those who join, or come back behind it.
@@ -88,7 +88,7 @@ class Elastic:
     def step(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, part: bool | None = None
     ) -> dict[str, Tensor]:
-        """One step: this worker's tensors -> the means, which are valid until the next call.
+        """Makes a step: this worker's tensors -> the means, which are valid until the next call.
 
         Args:
             tensors: by name, donated; all that the session exchanges, or some.

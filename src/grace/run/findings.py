@@ -19,7 +19,7 @@ from grace.run.options import NonFinite
 
 
 class Findings:
-    """One worker's. A debt that was added to a tensor is paid once the tensor's mean has turned out to be finite.
+    """Findings of one worker. A debt that was added to a tensor is paid once the tensor's mean has turned out to be finite.
 
     Attributes:
         seen: tensors and steps in which some rank saw an inf or NaN; on an accelerator without those of the last step.

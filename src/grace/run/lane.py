@@ -1,5 +1,5 @@
-"""Where exchanges run: on one thread, in the order of submission, on an accelerator with a stream of its own; or at once where
-they are asked for.
+"""Lanes, in which exchanges run: on one thread, in the order of submission, on an accelerator with its own stream; or at once
+where they are asked for.
 """
 
 from __future__ import annotations

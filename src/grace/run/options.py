@@ -17,7 +17,8 @@ OnDifference: TypeAlias = Literal["error", "broadcast"]
 
 @dataclass(frozen=True)
 class Options:
-    """How to exchange; the same on all ranks. A door takes them one by one, with these defaults, and makes this of them.
+    """Options of an exchange; the same on all ranks. A door takes them one by one, with these defaults, and makes this of
+    them.
 
     Args:
         seed: of all random streams.

@@ -138,7 +138,7 @@ class Replicas:
         self._window = dict(self._find_window()) if len(self._digests) < self._every - 1 else {}
 
     def _find_window(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Which numbers of which tensors are looked at in this step."""
+        """The numbers of tensors that are checked in this step."""
         total, place = self._ends[-1], len(self._digests)
         start = place * total // self._every
         stop = max(start + 1, (place + 1) * total // self._every)

@@ -1,4 +1,4 @@
-"""One step of a reduce-scatter of many tensors, in as few collectives as possible."""
+"""A step of a reduce-scatter of many tensors, in as few collectives as possible."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ from grace.transports.traced import Tracer
 T = TypeVar("T")
 _NO_REPAIR = (
     "on_difference='broadcast' copies the parameters and the optimizer's state, which are not known here; legal: 'error'. "
-    "grace.attach(..., optimizer=...), grace.DistributedOptimizer and grace.local know them"
+    "grace.attach(..., optimizer=...), grace.DistributedOptimizer, grace.outer and grace.local know them"
 )
 
 
 class Session(Switching, Keeping):
-    """One worker's part in averaging the tensors of a model. It knows no toolkit, and not what a step of training is:
+    """A worker's part in averaging the tensors of a model. It knows no toolkit, and not what a step of training is:
     :class:`grace.run.steps.Steps` does. All ranks make one with the same arguments, and call its methods alike and in the same
     order.
 
@@ -251,7 +251,7 @@ class Session(Switching, Keeping):
         return means
 
     def scatter(self, rows: Mapping[str, Tensor], *, lr: float | None = None) -> dict[str, Tensor]:
-        """One step of a reduce-scatter of any of the tensors that were agreed on, each as rows: row j is for rank j, which
+        """A step of a reduce-scatter of any of the tensors that were agreed on, each as rows: row j is for rank j, which
         alone learns its mean. It ends no step.
 
         Args:
@@ -286,6 +286,25 @@ class Session(Switching, Keeping):
         scale: float,
         flags: Tensor | None,
     ) -> dict[str, Tensor]:
+        return self._drive(self._exchanging(groups, given, into, scale, flags))
+
+    def exchanging(self, tensors: Mapping[str, Tensor], *, lr: float | None = None) -> Exchange[dict[str, Tensor]]:
+        """Averages tensors as :meth:`exchange` does, as a part of an exchange of the caller's own: for :meth:`run`, and for
+        several workers in one process (:func:`grace.run.simulate.simulate`).
+        """
+        for name, x in tensors.items():
+            self.check(name, x)
+        self.worker.lr = lr
+        return (yield from self._exchanging(whole_groups(tensors, self.group_of), tensors, {}, 1.0, None))
+
+    def _exchanging(
+        self,
+        groups: Sequence[Group],
+        given: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        scale: float,
+        flags: Tensor | None,
+    ) -> Exchange[dict[str, Tensor]]:
         worker = self.worker
         tensors = {group.name: group.join(given, worker.workspace) for group in groups}
         seen = worker.nonfinite_seen
@@ -293,7 +312,7 @@ class Session(Switching, Keeping):
             for x in tensors.values():
                 x.mul_(1.0 / scale)
         try:
-            outs = self._drive(worker.exchange(tensors, flags))
+            outs = yield from worker.exchange(tensors, flags)
         finally:
             self.stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
@@ -317,11 +336,15 @@ class Session(Switching, Keeping):
         if self._checked is not None:
             self._checked.step = self.worker.step
         try:
-            result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
+            return drive(self.count(exchange), self._timed)
         except TransportError as error:
             text, *more = error.args
             error.args = (f"{text} This rank had made {self.worker.step} steps.", *more)
             raise
+
+    def count(self, exchange: Exchange[T]) -> Exchange[T]:
+        """The same exchange, whose rounds and bytes ``stats`` counts: for whoever drives it otherwise than by :meth:`run`."""
+        result = yield from self._tracer.trace(self._check_payloads(exchange))
         self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return result
 
@@ -362,7 +385,7 @@ class Session(Switching, Keeping):
         return {group.name: group.join(tensors, Workspace()) for group in groups}
 
     def peer(self, name: str = "") -> Peer:
-        """Who this worker is in an exchange of a tensor of this name, in the coming step."""
+        """Identity of this worker in an exchange of a tensor of this name, in the coming step."""
         return self.worker.peer(name)
 
     def advance(self) -> None:
@@ -384,8 +407,8 @@ class Session(Switching, Keeping):
             self.stats.dropped += not applied
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        """Where the last step has found that replicas differ, and they are to be repaired, gives all ranks what most of them
-        have. All ranks call it after each step, before anything else is exchanged.
+        """Repairs replicas, if the last step has found that they differ and they are to be repaired: all ranks get what most
+        of them have. All ranks call it after each step, before anything else is exchanged.
 
         Args:
             tensors: what is the same on all ranks, if no bit flips: means that are not applied yet, parameters, and the state

@@ -67,7 +67,7 @@ class Simulator:
 
     @property
     def world(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self.workers)
 
     def _lay_out(self, world: int) -> Grid | None:
@@ -90,7 +90,7 @@ class Simulator:
         lr: float | None = None,
         present: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
-        """One step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
+        """Makes a step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
 
         Args:
             gradients: by name.

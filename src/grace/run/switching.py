@@ -1,4 +1,4 @@
-"""Which method a session uses for what: one that the ranks agree on at each switch, or choices that they agree on once."""
+"""Switching of a session's method: to one that the ranks agree on at each switch, or among choices that they agree on once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Switching(abc.ABC):
 
     @property
     def policy(self) -> Policy:
-        """Which method for which tensor, or group of tensors."""
+        """The method of each tensor, or group of tensors."""
         return self.worker.policy
 
     def plan(self) -> ExchangePlan:

@@ -23,7 +23,7 @@ MethodState = tuple[Method[Any], Any]
 
 
 class Unapplied:
-    """One worker's states before exchanges that nobody has applied yet, by tensor."""
+    """A worker's states before exchanges that nobody has applied yet, by tensor."""
 
     __slots__ = ("_again", "_before", "_owed")
 

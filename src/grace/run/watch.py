@@ -38,7 +38,7 @@ UNSURE = (
 
 
 class DebtWatch:
-    """One worker's watch over the norms of what it owes and of its gradients, in its two largest tensors with a memory.
+    """A worker's watch over the norms of what it owes and of its gradients, in its two largest tensors with a memory.
 
     ``diverging`` becomes True, for good, where both have grown by a quarter since half of the run, and the gradients are 2.3
     times the first ones and never fell far below them, three times in a row. Norms are medians of ten steps.
@@ -83,7 +83,7 @@ class DebtWatch:
             self._looks.pop()
 
     def add(self, debt: float, gradient: float) -> None:
-        """One look: the norms of what is owed and of the gradient."""
+        """Adds a look: the norms of what is owed and of the gradient."""
         self._looks.append((debt, gradient))
         if len(self._looks) < WINDOW:
             return

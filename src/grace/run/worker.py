@@ -1,4 +1,4 @@
-"""One worker's side of a run over any network: the method of each tensor, its state, and what it still owes."""
+"""A worker's side of a run over any network: the method of each tensor, its state, and what it still owes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Worker:
         self.aside_seconds += time.perf_counter() - start
 
     def peer(self, name: str) -> Peer:
-        """Who this worker is in the exchange of this tensor, in the coming step."""
+        """Identity of this worker in the exchange of this tensor, in the coming step."""
         return Peer(
             self.rank,
             self.world,
@@ -429,7 +429,7 @@ class Worker:
         self._ask = ask
 
     def settle(self, dropped: Collection[str] = (), waiting: Collection[str] = ()) -> int:
-        """Where the worker ``undoes``, says before the next exchange what became of the means so far. All ranks say the same.
+        """Says before the next exchange what became of the means so far, if the worker ``undoes``. All ranks say the same.
 
         Args:
             dropped: tensors whose means nobody has applied, nor will: their states are as before.

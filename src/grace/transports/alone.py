@@ -1,4 +1,4 @@
-"""One worker alone, which answers its own collectives."""
+"""Transport of a worker alone, which answers its own collectives."""
 
 from __future__ import annotations
 

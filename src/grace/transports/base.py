@@ -48,13 +48,13 @@ class Transport(Network, Protocol):
 
 
 def describe(transport: Transport) -> str:
-    """Which transport it is, and why it was chosen, if that is known: ``gloo (RANK and WORLD_SIZE are set)``."""
+    """The transport in words, and why it was chosen, if that is known: ``gloo (RANK and WORLD_SIZE are set)``."""
     name, why = getattr(transport, "name", type(transport).__name__), getattr(transport, "why", "")
     return f"{name} ({why})" if why else str(name)
 
 
 def find_axes(transport: Transport) -> Mapping[str, tuple[int, int]]:
-    """Where this rank stands along each axis of the transport's grid, ``{"machine": (rank, size)}``; empty without a grid."""
+    """Position of this rank along each axis of the transport's grid, ``{"machine": (rank, size)}``; empty without a grid."""
     axes: Mapping[str, tuple[int, int]] = getattr(transport, "axes", {})
     return axes
 

@@ -1,4 +1,4 @@
-"""Which transports there are: what each can tell of this process, and how it is made. Installed packages may add some."""
+"""Candidates: what each transport can tell of this process, and how it is made. Installed packages may add some."""
 
 from __future__ import annotations
 

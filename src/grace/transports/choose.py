@@ -1,4 +1,4 @@
-"""Which transport a job runs over: ``grace.transport("auto")`` finds out how the script was launched."""
+"""Choice of the transport that a job runs over: ``grace.transport("auto")`` finds out how the script was launched."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _carry_out(choice: TransportChoice) -> Transport:
 
 
 def choose(spec: str = "auto") -> TransportChoice:
-    """Which transport :func:`transport` would give here, and why. Nothing is sent.
+    """Name of the transport that :func:`transport` would give here, and why. Nothing is sent.
 
     Raises:
         ConfigurationError: an unknown name.
@@ -165,7 +165,7 @@ def _is_initialized(backend: str | None = None) -> str | None:
 
 
 def _is_launched() -> str | None:
-    """Why gloo fits where nothing is initialized: the workers can find each other."""
+    """The reason why gloo fits where nothing is initialized: the workers can find each other."""
     if (mpi := find_mpi_place()) is not None:
         return f"{mpi.variable} is set, and {find_why_no_mpi()}"
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:

@@ -48,7 +48,7 @@ class GridTransport:
 
     @property
     def name(self) -> str:
-        """That of the transport between all ranks, the grid's sizes, and the axes that go another way: ``gloo, 2 x 4``,
+        """The name of the transport between all ranks, the grid's sizes, and the axes that go another way: ``gloo, 2 x 4``,
         ``gloo, 2 x 4, along 'machine' shared memory``.
         """
         kind = getattr(self._whole, "name", type(self._whole).__name__)

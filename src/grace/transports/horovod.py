@@ -140,7 +140,7 @@ class HorovodTransport:
             self._hvd.shutdown()
 
     def _find_left(self) -> list[str]:
-        """Who has left without taking part in this rank's current collective, and why."""
+        """Ranks that have left without taking part in this rank's current collective, and why."""
         left: list[str] = []
         store = self._store  # read once: another thread may close the transport
         with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""How the ranks of a machine come to share memory: they find out that they can, and hand each other what it takes.
+"""Joining of a machine's ranks to shared memory: they find out that they can, and hand each other what it takes.
 
 Ranks share a machine if they have the same boot id and the same network namespace: a job whose links are shaped between
 namespaces of one machine does not go around its links. The first rank makes the memory and hands it out over a Unix socket
@@ -39,7 +39,7 @@ def find_place() -> list[str]:
 
 
 def find_why_alone(world: int) -> str | None:
-    """Why this rank cannot share memory with ``world`` ranks in all; None if nothing stands against it.
+    """The reason why this rank cannot share memory with ``world`` ranks in all; None if nothing stands against it.
 
     Raises:
         ConfigurationError: GRACE_LOCAL_WORLD_SIZE is no whole number >= 1.
@@ -101,7 +101,7 @@ def join(line: Transport, ranks: Sequence[int], slot: int, seconds: float, patie
 
 
 def _compare(everyone: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str | None:
-    """Why these ranks do not share memory."""
+    """The reason why these ranks do not share memory."""
     for rank, facts in zip(ranks, everyone, strict=True):
         if facts["problem"] is not None:
             return f"rank {rank} cannot share memory: {facts['problem']}"

@@ -28,7 +28,7 @@ _local_world: ContextVar[int | None] = ContextVar("local_world_size", default=No
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which worker this process is, and where rank 0 is."""
+    """Place of this process among the workers, and the address of rank 0."""
 
     rank: int
     world: int
@@ -38,8 +38,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class MPIPlace:
-    """Which worker this process is, according to an MPI launcher. ``variable``: the variable that says so; ``world``: None if
-    it does not say how many there are; ``local_rank``: the rank on this machine, None if it does not say.
+    """Place of this process among the workers, according to an MPI launcher. ``variable``: the variable that says so;
+    ``world``: None if it does not say how many there are; ``local_rank``: the rank on this machine, None if it does not say.
     """
 
     variable: str
@@ -97,7 +97,7 @@ def find_mpi_place(environment: Mapping[str, str] | None = None) -> MPIPlace | N
 
 @dataclass(frozen=True, slots=True)
 class LocalWorld:
-    """How many workers a machine has. said_by: the option or the variable that says so."""
+    """Number of workers of a machine. said_by: the option or the variable that says so."""
 
     workers: int
     said_by: str
@@ -114,7 +114,7 @@ def local_world(workers: int | None) -> Iterator[None]:
 
 
 def find_local_world() -> LocalWorld | None:
-    """How many workers this machine has, as :func:`local_world` or the environment variable GRACE_LOCAL_WORLD_SIZE says; None
+    """Number of workers of this machine, as :func:`local_world` or the environment variable GRACE_LOCAL_WORLD_SIZE says; None
     if neither does.
 
     Raises:

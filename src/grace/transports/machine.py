@@ -111,7 +111,7 @@ class MachineTransport(Wrapper):
 
 
 class _Turns:
-    """One collective, in as many turns as its buffer needs."""
+    """A collective, in as many turns as its buffer needs."""
 
     def __init__(self, segment: Segment, op: Collective):
         self.segment, self.op = segment, op
@@ -139,7 +139,7 @@ class _Turns:
         return out
 
     def _source(self, op: Broadcast | Permute) -> int | None:
-        """Whose buffer this rank gets."""
+        """The rank whose buffer this rank gets."""
         if isinstance(op, Broadcast):
             return op.root
         return next((source for source, destination in op.pairs if destination == self.rank), None)

@@ -1,4 +1,4 @@
-"""How the workers of ``torch.distributed`` find each other, whatever launched them.
+"""Meeting of the workers of ``torch.distributed``, whatever launched them.
 
 The store of torchrun's agent outlives a restart of the workers, with the addresses of the dead ones: every attempt gets a
 prefix of its own. A store that rank 0 keeps is new in every attempt, and gets none: launchers on several machines do not count

@@ -39,7 +39,7 @@ _PERMUTED = 3  # a tag
 
 
 def find_why_no_mpi() -> str | None:
-    """Why mpi4py cannot be used here; None if it can."""
+    """The reason why mpi4py cannot be used here; None if it can."""
     try:
         importlib.import_module("mpi4py.MPI")
     except ModuleNotFoundError:

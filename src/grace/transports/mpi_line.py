@@ -27,7 +27,7 @@ _turn = threading.RLock()
 
 
 class Pace:
-    """How long to wait between two polls. A poll that took processor time has moved bytes, and the next one follows at once.
+    """Pause between two polls. A poll that took processor time has moved bytes, and the next one follows at once.
     After polls that did nothing, pauses get longer and longer, so that ranks that train have the cores.
     """
 
@@ -214,6 +214,6 @@ class Line:
 
 
 def _describe(error: BaseException | None) -> str:
-    """Why a rank leaves: its error, or the one that ends its process."""
+    """The reason why a rank leaves: its error, or the one that ends its process."""
     error = error or getattr(sys, "last_value", None)
     return "it has ended without an error, after fewer steps" if error is None else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Where workers meet that come and go: round after round, whoever is there, over a store that outlives them."""
+"""Meeting of workers that come and go: round after round, whoever is there, over a store that outlives them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Rounds:
         return came
 
     def _wait(self) -> int | None:
-        """How many a round has, once it begins; None if its first one is silent."""
+        """Number of workers of a round, once it begins; None if its first one is silent."""
         begins, beats, since = f"{self._number}/begins", 0, time.monotonic()
         while not self._store.check([begins]):
             time.sleep(_POLL)

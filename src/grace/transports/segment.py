@@ -35,7 +35,7 @@ _LOOK = 10_000_000  # nanoseconds from one look after the others to the next
 
 
 class Ending(IntEnum):
-    """Why nobody should wait any more."""
+    """Reason why nobody should wait any more."""
 
     DIED = 1
     LATE = 2
@@ -44,7 +44,7 @@ class Ending(IntEnum):
 
 
 def find_problem() -> str | None:
-    """Why processes cannot share memory here; None if they can."""
+    """The reason why processes cannot share memory here; None if they can."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "this system has no memfd_create and pidfd_open, as Linux has"
     if native.find("wait", P, N, N, N, P, N, N) is None:
@@ -89,7 +89,7 @@ def make_memory(world: int, slot: int, nonce: bytes) -> int:
 
 
 class Segment:
-    """One rank's view of the memory.
+    """A rank's view of the memory.
 
     Args:
         descriptor: of the memory, which is mapped; it stays the caller's.

@@ -317,7 +317,7 @@ def _get_store(group: Any) -> dist.Store:
 
 
 def _get_timeout(group: Any) -> Any:
-    """How long a group waits, a timedelta; None where torch does not say."""
+    """Time limit of a group, a timedelta; None where torch does not say."""
     try:
         return group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")).options._timeout
     except (AttributeError, RuntimeError):

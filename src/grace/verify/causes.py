@@ -1,4 +1,4 @@
-"""Which of several broken laws is the likely cause: one law rests on another, and who breaks that breaks both."""
+"""Likely cause among several broken laws: one law rests on another, and a method that breaks that breaks both."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _SPEED_SECONDS = 0.4  # a codec that takes longer is timed once
 
 
 def bias_p_value(outs: Tensor, truth: Tensor) -> float:
-    """How likely draws ``[R, *x.shape]`` of mean ``truth`` are to be at least this far off.
+    """Probability that draws ``[R, *x.shape]`` of mean ``truth`` are at least this far off.
 
     Errors are projected onto a few directions: x itself (a method that shrinks), its signs, its large elements, the constant
     (one that shifts), and random signs. Each projection is a sum over all elements, so that its mean over draws is close to
@@ -69,7 +69,7 @@ class Speed:
 
 
 def speed(method: Method[Any], numbers: int) -> Speed:
-    """How long a step takes on this machine, without a network. Reported, never judged."""
+    """Time of a step on this machine, without a network. Reported, never judged."""
     side = math.isqrt(numbers)
     x = torch.randn(side, side, generator=torch.Generator().manual_seed(3), dtype=torch.float32, device="cpu")
     other = torch.ones_like(x)

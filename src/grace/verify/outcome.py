@@ -1,4 +1,4 @@
-"""How thoroughly to verify, and the outcome of each law."""
+"""Profiles, which say how thoroughly to verify, and the outcome of each law."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["holds", "broken", "not promised", "told"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How thoroughly to verify.
+    """Thoroughness of a verification.
 
     draws: of random methods. worlds: numbers of workers. every: each edge input with and without a memory, not in turn, and
     every communicator around the compressor, not only the one that compresses several rows at once.

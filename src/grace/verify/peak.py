@@ -1,4 +1,4 @@
-"""How much memory an exchange needs besides the gradient: what a state keeps, and the most that is alive at once."""
+"""Memory that an exchange needs besides the gradient: what a state keeps, and the most that is alive at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How laws run a method, and what they share.
+"""Runs of a method for laws, and what laws share.
 
 Letters: W workers; xs holds one tensor per worker.
 """
@@ -33,7 +33,7 @@ def run(
     keep_rest: bool = False,
     runner: Runner = simulate,
 ) -> list[Exchanged[Any]]:
-    """One simulated step of all workers. ``xs`` are copied, ``states`` are donated."""
+    """A simulated step of all workers. ``xs`` are copied, ``states`` are donated."""
     W = len(xs)
     states = [method.init(x) for x in xs] if states is None else states
     grid = find_grid([method], W)
@@ -52,7 +52,7 @@ def make_peer(
 
 
 def find_grid(methods: Sequence[Method[Any]], world: int) -> Grid | None:
-    """How so many workers lie for these methods; None: all alike."""
+    """Grid in which so many workers lie for these methods; None: all alike."""
     return next((Grid(sizes) for method in methods if (sizes := method.axes(world))), None)
 
 

@@ -10,12 +10,14 @@ import msgspec
 import torch
 
 import grace
+from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.predict.break_even import break_even
 from grace.predict.costs import Cost, Step
 from grace.predict.links import MOST, Link
 from grace.registry import parse, recipe
+from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.survey.evidence import Evidence, evidence_for
 
 BASELINES = {"none": "fp32", "bf16": "bf16"}  # methods, and what they are called
@@ -156,9 +158,11 @@ def _row(
     speed = None
     if name not in BASELINES:
         speed = break_even(lambda other: cost.seconds(step, step.over(other), world), there, link.latency)
-    needs, quality = grace.method(name).needs, evidence_for(name)
+    needs, quality = Needs(), None
+    if find_algorithm(name) is None:
+        needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
-    dense_sent = min(costs[one].at(world).sent for one in BASELINES)
+    dense_sent = min(costs[baseline].at(world).sent for baseline in BASELINES)
     row = AdviceRow(
         place, name, pays, 1000 * seconds, dense[0] / seconds, dense[1] / seconds, replay.sent, 1000 * codec,
         sum(replay.codec), None if speed is None else min(speed, MOST), OptimizerNeeds(str(needs), needs.why), quality,
@@ -229,11 +233,12 @@ def candidates(chosen: Sequence[str] | None, world: int, *, exactly: bool = Fals
     two names, once. ``exactly``: methods as they are written.
     """
     wanted = grace.methods() if chosen is None else chosen
-    names = [*BASELINES, *(name if exactly else compose(name, world) for name in wanted)]
-    found: dict[grace.Method[Any], str] = {}
+    loops = {name for name in wanted if find_algorithm(name) is not None}
+    names = [*BASELINES, *(name if exactly or name in loops else compose(name, world) for name in wanted)]
+    by_method: dict[grace.Method[Any] | str, str] = {}
     for name in names:
-        found.setdefault(grace.method(name), name)
-    return list(found.values())
+        by_method.setdefault(name if name in loops else grace.method(name), name)
+    return list(by_method.values())
 
 
 def compose(spec: str, world: int) -> str:

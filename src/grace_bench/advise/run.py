@@ -14,7 +14,9 @@ from grace.predict.timeline import usual_readiness
 from grace.registry import method as make_method
 from grace_bench import machine
 from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
+from grace_bench.advise.loops import cost_of
 from grace_bench.advise.subject import AdvisedModel
+from grace_bench.runs.algorithms import find_algorithm
 
 # Times what a step of the better of fp32 and bf16 leaves of the processor: a codec that takes more cannot pay.
 _FAR = 2.0
@@ -41,7 +43,8 @@ def advise(
         subject: the model.
         links: there is a table for each link and number of workers.
         workers: 2 to 1,024.
-        methods: None: every registered one. Each is composed alike, see :func:`grace_bench.advise.advice.compose`.
+        methods: and outer loops, such as "diloco:every=32"; None: every registered method. Each is composed alike, see
+            :func:`grace_bench.advise.advice.compose`.
         exactly: whether they are tried as they are written instead.
         step_ms: a step without communication on ``cores`` cores; None: measured here.
         cores: of each worker, > 0.
@@ -62,7 +65,7 @@ def advise(
         raise out_of_range("advise", "cores", cores, "> 0")
     names = candidates(methods, max(workers), exactly=exactly)
     for name in names:
-        if any(make_method(name).axes(world) for world in workers):
+        if find_algorithm(name) is None and any(make_method(name).axes(world) for world in workers):
             raise ConfigurationError(
                 f"advise: {name} goes inside machines and between them, and a prediction knows one kind of link; leave "
                 "machine= out, and give as many --workers as there are machines"
@@ -76,7 +79,7 @@ def advise(
         seconds, ready = step_ms / 1000, usual_readiness(subject.numbers)
     replays = len(REPLAYED) if max(workers) > REPLAYED[-1] else len(set(workers))
     replayer = Replayer(subject.shapes, subject.buckets, samples, patience, _BUDGET / replays)
-    costs = {name: Cost(functools.partial(replayer.run, name)) for name in names}
+    costs = {name: cost_of(name, lambda method: Cost(functools.partial(replayer.run, method))) for name in names}
     total = sum(subject.numbers)
 
     def step_here() -> Step:

@@ -41,7 +41,7 @@ def view(advice: Advice) -> RenderableType:
         "what pays, and the baselines; --json has all. Pays below: the link speed below which it beats the better of fp32 and "
         "bf16. Learns: what the survey's runs say, with the task where it did worst beside fp32; runs: seeds there, of all."
     )
-    return Group(Text(head, style="bold"), *(_table(one) for one in advice.tables), Text(note, style="dim"))
+    return Group(Text(head, style="bold"), *(_table(table) for table in advice.tables), Text(note, style="dim"))
 
 
 def _table(table: AdviceTable) -> RenderableType:
@@ -74,12 +74,14 @@ def _cells(row: AdviceRow) -> list[str]:
     return [*start, speed_text(row.break_even_bits_per_second), *_quality(row.quality)]
 
 
-def _quality(found: Evidence | None) -> tuple[str, str, str]:
+def _quality(evidence: Evidence | None) -> tuple[str, str, str]:
     """True if it learns less, where it did worst, and of how many runs that is known."""
-    if found is None:
+    if evidence is None:
         return "?", "not measured", "0"
-    value = "diverged" if found.value is None else f"{found.value:{',.0f' if abs(found.value) >= 1000 else '.3g'}}"
-    return found.verdict, f"{found.task} {value} ({found.fp32:.3g})", f"{found.seeds}/{found.runs}"
+    value = (
+        "diverged" if evidence.value is None else f"{evidence.value:{',.0f' if abs(evidence.value) >= 1000 else '.3g'}}"
+    )
+    return evidence.verdict, f"{evidence.task} {value} ({evidence.fp32:.3g})", f"{evidence.seeds}/{evidence.runs}"
 
 
 def draw(advice: Advice, seconds: Callable[[str, Link, int], float], out: Path) -> list[Path]:
@@ -98,8 +100,8 @@ def draw(advice: Advice, seconds: Callable[[str, Link, int], float], out: Path) 
     title = html.escape(f"Which method for {advice.model}")
     page = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n<body>{text}\n'
     rows = "".join(
-        f"<h2>{one.workers} workers, {html.escape(one.link)}</h2>\n<p>{html.escape(one.verdict)}</p>\n"
-        for one in advice.tables
+        f"<h2>{table.workers} workers, {html.escape(table.link)}</h2>\n<p>{html.escape(table.verdict)}</p>\n"
+        for table in advice.tables
     )
     write_atomically(out, f"{page}{rows}</body></html>\n")
     return [out, *written]
@@ -112,12 +114,12 @@ def sheet(advice: Advice, seconds: Callable[[str, Link, int], float]) -> dict[st
         f"{advice.parameters:,} parameters; predicted, not measured; dashed: the links asked about; drawn: none, bf16, "
         f"what is advised, and others with the best ranks, {_DRAWN} in all"
     )
-    worlds = list(dict.fromkeys(one.workers for one in advice.tables))
+    worlds = list(dict.fromkeys(table.workers for table in advice.tables))
     return titled(title, says, {"concat": [_panel(advice, seconds, world) for world in worlds], "columns": 2})
 
 
 def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: int) -> dict[str, Any]:
-    tables = [one for one in advice.tables if one.workers == world]
+    tables = [table for table in advice.tables if table.workers == world]
     methods = _choose_drawn(tables)
     rates = [LEAST * 10 * (MOST / LEAST / 10) ** (k / (_POINTS - 1)) for k in range(_POINTS)]
     names = [*BASELINES, *methods]
@@ -159,9 +161,9 @@ def _choose_drawn(tables: Sequence[AdviceTable]) -> list[str]:
         (row for table in tables for row in table.rows if row.method not in BASELINES), key=lambda row: row.rank
     )
     wanted = [
-        *(one.best for one in tables),
-        *(one.fastest for one in tables),
-        *(name for one in tables for name in one.close),
+        *(table.best for table in tables),
+        *(table.fastest for table in tables),
+        *(name for table in tables for name in table.close),
     ]
     names = [name for name in wanted if name is not None and name not in BASELINES]
     return list(dict.fromkeys([*names, *(row.method for row in ranked)]))[:_DRAWN]
@@ -170,10 +172,10 @@ def _choose_drawn(tables: Sequence[AdviceTable]) -> list[str]:
 def _label_links(tables: Sequence[AdviceTable], across: Axis) -> list[dict[str, Any]]:
     """The links asked about, those of one speed together, each name lower than those that it would run into."""
     names: dict[float, list[str]] = {}
-    for one in tables:
-        rate = link(one.link.partition("+")[0]).bits_per_second
+    for table in tables:
+        rate = link(table.link.partition("+")[0]).bits_per_second
         if rate is not None:
-            names.setdefault(rate, []).append(one.link)
+            names.setdefault(rate, []).append(table.link)
     ends: list[float] = []  # of the names in each line, in pixels
     labels = []
     for rate, of in sorted(names.items()):

@@ -55,6 +55,6 @@ def _play(
     methods: Iterable[str], over: Mapping[str, Link], workers: int, seconds: Callable[[str, Link, int], float]
 ) -> dict[str, dict[str, float]]:
     return {
-        name: {said: float(f"{1000 * seconds(name, there, workers):.4g}") for said, there in over.items()}
+        name: {link_name: float(f"{1000 * seconds(name, there, workers):.4g}") for link_name, there in over.items()}
         for name in methods
     }

@@ -33,15 +33,15 @@ class AdvisedModel:
     @property
     def buckets(self) -> list[list[str]]:
         """Names in the buckets of DistributedDataParallel, in the order in which they become ready."""
-        found: list[list[str]] = [[]]
+        groups: list[list[str]] = [[]]
         size, limit = 0, _FIRST_BYTES
         for name in reversed(self.shapes):
-            found[-1].append(name)
+            groups[-1].append(name)
             size += 4 * torch.Size(self.shapes[name]).numel()
             if size >= limit:
-                found.append([])
+                groups.append([])
                 size, limit = 0, Options.bucket_bytes
-        return [names for names in found if names]
+        return [names for names in groups if names]
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -60,10 +60,10 @@ class AdvisedModel:
                 "communication, or let the function return (model, batch, loss), where loss(model, batch) is a scalar"
             )
         with resources.threads(threads):
-            found = self.measure()
+            measured = self.measure()
         sizes = {name: 4 * torch.Size(shape).numel() for name, shape in self.shapes.items()}
-        ready = sorted((share, sizes[name]) for name, share in found.ready.items())
-        return statistics.median(found.seconds), bucket_readiness(ready, [4 * one for one in self.numbers])
+        ready = sorted((share, sizes[name]) for name, share in measured.ready.items())
+        return statistics.median(measured.seconds), bucket_readiness(ready, [4 * number for number in self.numbers])
 
 
 def of_task(name: str, batch: int | None = None) -> AdvisedModel:
@@ -95,11 +95,11 @@ def of_model(target: str) -> AdvisedModel:
         ConfigurationError: it cannot be loaded, or returns something else.
     """
     make = load(target, "model")
-    found = make() if callable(make) and not isinstance(make, nn.Module) else make
-    model, *more = found if isinstance(found, tuple) else (found,)
+    made = make() if callable(make) and not isinstance(make, nn.Module) else make
+    model, *more = made if isinstance(made, tuple) else (made,)
     if not isinstance(model, nn.Module) or len(more) not in (0, 2) or (more and not callable(more[1])):
         raise ConfigurationError(
-            f"model {target!r} returns {type(found).__name__}; legal: a torch.nn.Module, or (model, batch, loss), where "
+            f"model {target!r} returns {type(made).__name__}; legal: a torch.nn.Module, or (model, batch, loss), where "
             "loss(model, batch) is a scalar"
         )
     shapes = _shapes(target, model)
@@ -137,7 +137,7 @@ def _step_with(loss: Callable[[nn.Module, Any], Tensor]) -> Callable[..., None]:
 
 
 def _shapes(name: str, model: nn.Module) -> dict[str, tuple[int, ...]]:
-    found = {key: tuple(p.shape) for key, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    shapes = {key: tuple(p.shape) for key, p in model.named_parameters() if p.requires_grad}
+    if not shapes:
         raise ConfigurationError(f"model {name!r} has no parameter that requires a gradient")
-    return found
+    return shapes

@@ -75,7 +75,7 @@ class Bench:
         }  # fmt: skip
 
         def document(complete: bool) -> dict[str, Any]:
-            lists = {name: list(found) for name, found in self.lists.items()}
+            lists = {name: list(entries) for name, entries in self.lists.items()}
             return {**head, "complete": complete, "seconds": round(time.monotonic() - start, 1), **lists, **self.more()}
 
         total, done = plan.seconds(), 0.0
@@ -99,7 +99,7 @@ class Bench:
 
     # ---- what a bench with goals does differently -------------------------------------------------------------------
     def run_job(self, name: str, buffers: Buffers, count: int) -> None:
-        """One job of the plan."""
+        """Runs a job of the plan."""
         if name == YARDSTICKS:
             self._measure_yardsticks(buffers, count)
         else:
@@ -112,8 +112,8 @@ class Bench:
         decoder gets; None: it has a conversation of its own.
         """
         kept = [case for case in cases if self.is_worth_it(name, case, buffers.n, count)]
-        found = self.clock.measure(buffers.add(), kept, self.plan.samples, cold=buffers.n >= COLD)
-        timings = [(case, self.note(name, case, found[case], buffers.n, count)) for case in kept]
+        measured = self.clock.measure(buffers.add(), kept, self.plan.samples, cold=buffers.n >= COLD)
+        timings = [(case, self.note(name, case, measured[case], buffers.n, count)) for case in kept]
         return [(case, summarize(case.operation, timing)) for case, timing in timings if timing is not None]
 
     def place(self, name: str | None, size: int, count: int) -> Row:
@@ -138,8 +138,10 @@ class Bench:
 
     def _measure_yardsticks(self, buffers: Buffers, count: int) -> None:
         cold = buffers.n >= COLD
-        found = self.clock.measure(buffers.add(), [buffers.add(), *buffers.yardsticks()], self.plan.samples, cold=cold)
-        for case, timing in found.items():
+        measured = self.clock.measure(
+            buffers.add(), [buffers.add(), *buffers.yardsticks()], self.plan.samples, cold=cold
+        )
+        for case, timing in measured.items():
             if isinstance(timing, CaseSamples):
                 where = {"size": buffers.n, "threads": count, "cold": cold}
                 self.lists["yardsticks"].append({**summarize(case.operation, timing), **where})
@@ -187,7 +189,7 @@ class Bench:
         }
 
     def _environment(self) -> dict[str, Any]:
-        """Where the measurement takes place, as far as it bears on the numbers."""
+        """The environment of the measurement, as far as it bears on the numbers."""
         return {
             **machine.versions(),
             "processor": machine.processor(),
@@ -237,14 +239,14 @@ class Bench:
         self.leave_slow(case, name, size, count, expected, "would take about")
         return False
 
-    def note(self, name: str, case: Case, found: CaseSamples | float, size: int, count: int) -> CaseSamples | None:
+    def note(self, name: str, case: Case, timing: CaseSamples | float, size: int, count: int) -> CaseSamples | None:
         """The timing, remembered for larger sizes; None, and a note, where a run took longer than the limit."""
-        seconds = quartiles(found.seconds)["median"] if isinstance(found, CaseSamples) else found
+        seconds = quartiles(timing.seconds)["median"] if isinstance(timing, CaseSamples) else timing
         if size >= 1 << 16 or seconds > self.plan.limit:  # smaller ones tell of overheads
             self._slowest[name, case.operation, case.kernels] = seconds / size
-        if isinstance(found, CaseSamples):
-            return found
-        self.leave_slow(case, name, size, count, found)
+        if isinstance(timing, CaseSamples):
+            return timing
+        self.leave_slow(case, name, size, count, timing)
         return None
 
 

@@ -32,7 +32,7 @@ CAST = "bf16"  # always measured: an all-reduce in bf16 includes the cast
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a tensor. codec: seconds of computing. moved: its collectives, by kind. step: on which machine, of how
+    """An exchange of a tensor. codec: seconds of computing. moved: its collectives, by kind. step: on which machine, of how
     many numbers. workers: that exchange.
     """
 
@@ -50,8 +50,8 @@ class Exchange:
     @property
     def wire_bytes(self) -> float:
         """Bytes that pass a worker's link one after the other."""
-        found = self.moved.items()
-        return sum(t.count * wire_bytes(kind, t.bytes / t.count, self.workers) for kind, t in found if t.count)
+        moved = self.moved.items()
+        return sum(t.count * wire_bytes(kind, t.bytes / t.count, self.workers) for kind, t in moved if t.count)
 
 
 def step_of(numbers: int, threads: int, add: float) -> Step:
@@ -80,17 +80,17 @@ class BreakEvenBench(Bench):
             self._moved[name, buffers.n] = moved_by(method(name), buffers.n, buffers.workers)
 
     def more(self) -> dict[str, Any]:
-        found: dict[tuple[str, int, int], dict[str, Row]] = {}
+        groups: dict[tuple[str, int, int], dict[str, Row]] = {}
         for row in self.lists["rows"]:
-            found.setdefault((row["method"], row["size"], row["threads"]), {})[row["operation"]] = row
+            groups.setdefault((row["method"], row["size"], row["threads"]), {})[row["operation"]] = row
         adds = {
             (row["size"], row["threads"]): float(row["microseconds"]) / 1e6
             for row in self.lists["yardsticks"]
             if row["operation"] == ADD
         }
         rows = []
-        for (name, size, count), operations in found.items():
-            cast, add = found.get((CAST, size, count), {}), adds.get((size, count))
+        for (name, size, count), operations in groups.items():
+            cast, add = groups.get((CAST, size, count), {}), adds.get((size, count))
             codec = _codec_seconds(name, operations)
             if (name, size) in self._moved and codec is not None and add is not None:
                 step, workers = step_of(size, count, add / size), self.plan.workers
@@ -127,4 +127,4 @@ def _codec_seconds(name: str, operations: dict[str, Row]) -> float | None:
     wanted = ENCODE if method(name) == variants(name)[0] or FEEDBACK not in operations else FEEDBACK
     if wanted not in operations or DECODE not in operations:
         return None
-    return sum(float(operations[one]["microseconds"]) for one in (wanted, DECODE)) / 1e6
+    return sum(float(operations[operation]["microseconds"]) for operation in (wanted, DECODE)) / 1e6

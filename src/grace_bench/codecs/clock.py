@@ -28,7 +28,7 @@ def do_nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One thing to time.
+    """A thing to time.
 
     operation: what it is called. run: what is timed. prepare: what is done before, untimed.
     kernels: the backend it runs on, None for the one in use; "torch" for plain torch code. what: how that goes about it.
@@ -98,7 +98,7 @@ class Clock:
         """
         clear = self.clear if cold else do_nothing
         out: dict[Case, CaseSamples | float] = {}
-        found: dict[Case, CaseSamples] = {}
+        measured: dict[Case, CaseSamples] = {}
         repeats: dict[Case, int] = {}
         turns: dict[Case, int] = {}
         with _steady():
@@ -112,19 +112,19 @@ class Clock:
                 repeats[case] = _repeats(once, cold)
                 affordable = self.budget / (cost * repeats[case])
                 turns[case] = int(max(1 if case.kernels else 3, min(samples, affordable)))
-                found[case] = CaseSamples([], [])
+                measured[case] = CaseSamples([], [])
                 if turns[case] == 1:  # the trial was the sample: what takes so long is no faster the second time
                     base = self._sample(yard, clear, repeats[yard])
-                    found[case] = CaseSamples([once], [once / base])
+                    measured[case] = CaseSamples([once], [once / base])
                     turns[case] = 0
             for turn in range(max(turns.values(), default=0)):
-                mine = [case for case in found if turn < turns[case]]
+                due = [case for case in measured if turn < turns[case]]
                 base = self._sample(yard, clear, repeats[yard])
-                for case in mine[turn % len(mine) :] + mine[: turn % len(mine)]:
+                for case in due[turn % len(due) :] + due[: turn % len(due)]:
                     took = self._sample(case, clear, repeats[case])
-                    found[case].seconds.append(took)
-                    found[case].ratios.append(took / base)
-        return {**out, **found}
+                    measured[case].seconds.append(took)
+                    measured[case].ratios.append(took / base)
+        return {**out, **measured}
 
     def _trial(self, case: Case, clear: Callable[[], None], cold: bool) -> tuple[float, float]:
         """Seconds of a run alone, and with its preparation."""
@@ -145,7 +145,7 @@ class Clock:
 
 
 def _repeats(once: float, cold: bool) -> int:
-    """How many runs make one sample."""
+    """Number of runs that make one sample."""
     return 1 if cold else max(1, min(_MOST_REPEATS, int(_WARM_SECONDS / once)))
 
 

@@ -39,7 +39,7 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, buffers: Buffers) ->
 
 
 def payloads(method: Method[Any], buffers: Buffers) -> int:
-    """How many wires one worker decodes: one where the network has summed them."""
+    """Number of wires that one worker decodes: one where the network has summed them."""
     return 1 if isinstance(method, Allreduce) else buffers.workers
 
 

@@ -30,7 +30,7 @@ COPIES = 4  # tensors of this size per worker that are alive at once, at most
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReplayedStep(Case):
-    """One worker's step, of which only a part is timed."""
+    """A worker's step, of which only a part is timed."""
 
     run: Callable[[], object] = do_nothing
     method: Method[Any]

@@ -21,7 +21,7 @@ _LAUNCHES = ("cudaLaunch", "cuLaunch")  # how the runtime's and the driver's cal
 
 
 def count_launches(run: Callable[[], object]) -> int:
-    """How many kernels the host launches for this."""
+    """Number of kernels that the host launches for this."""
     run()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -67,7 +67,7 @@ class _Moment:
 
 
 def busy_seconds(case: Case, clear: Callable[[], None]) -> float:
-    """How long the device is busy with a case: the median of some runs, of which the first does not count."""
+    """Time that the device is busy with a case: the median of some runs, of which the first does not count."""
     clock = BusyClock()
     return statistics.median([case.seconds(clear, clock) for _ in range(_SAMPLES + 1)][1:])
 

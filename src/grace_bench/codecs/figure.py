@@ -30,7 +30,7 @@ def draw(document: dict[str, Any], out: Path) -> list[Path]:
 
 def _sheet(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     machine, plan = document["environment"], document["plan"]
-    links = [{"speed": link(one["link"]).bits_per_second, "name": one["link"]} for one in rows[0]["links"]]
+    links = [{"speed": link(entry["link"]).bits_per_second, "name": entry["link"]} for entry in rows[0]["links"]]
     title = "Links on which a method is faster than a dense all-reduce"
     says = (
         f"{machine['processor']}, {machine['cores']} cores, {machine['kernels']}; {plan['workers']} workers; bars end where "
@@ -46,8 +46,8 @@ def _bars(row: dict[str, Any]) -> list[dict[str, Any]]:
     for dense in _DENSE:
         speed = row[f"faster_than_{dense}_below"]
         end = _MOST if speed is None else min(max(speed, _LEAST), _MOST)
-        said = {"than": f"than {dense}", "never": "never" if speed == 0 else ""}
-        out.append({"method": row["method"], "start": _LEAST, "end": end, **said})
+        labels = {"than": f"than {dense}", "never": "never" if speed == 0 else ""}
+        out.append({"method": row["method"], "start": _LEAST, "end": end, **labels})
     return out
 
 

@@ -102,15 +102,15 @@ def plan_of(
 
 def by_family(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Each method once, in its canonical form, beside its kin."""
-    found = {canonical(name) for name in names}
-    return tuple(sorted(found, key=lambda name: (recipe(parse(name)[0]).family, name)))
+    canonical_names = {canonical(name) for name in names}
+    return tuple(sorted(canonical_names, key=lambda name: (recipe(parse(name)[0]).family, name)))
 
 
 @functools.cache
 def canonical(name: str) -> str:
-    """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
-    one, bare = method(name), recipe(parse(name)[0]).name
-    return bare if method(bare) == one else spell(one)
+    """The same string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
+    built, bare = method(name), recipe(parse(name)[0]).name
+    return bare if method(bare) == built else spell(built)
 
 
 def sort_numbers(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -126,8 +126,8 @@ def parse_sizes(text: str) -> list[int]:
     """
     sizes = []
     for part in text.split(","):
-        found = _SIZE.fullmatch(part.strip().upper())
-        size = float(found[1]) * _UNITS[found[2]] if found else 0.5
+        match = _SIZE.fullmatch(part.strip().upper())
+        size = float(match[1]) * _UNITS[match[2]] if match else 0.5
         if size != int(size):
             raise ConfigurationError(
                 f"codecs: size {part!r} is not a whole number of elements; legal: such as 4096, 256K or 6.5M"

@@ -79,6 +79,6 @@ def judge(document: dict[str, Any], stop: Stop | None) -> int:
         Console(stderr=True, highlight=False, soft_wrap=True).print(text)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     if failed := document["failed"]:
-        names = ", ".join(sorted({one["method"] for one in failed}))
+        names = ", ".join(sorted({failure["method"] for failure in failed}))
         raise GraceError(f"failed: {names}; the first: {failed[0]['error']}")
     return 0

@@ -39,7 +39,7 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
     size, count = rows[0]["size"], rows[0]["threads"]
     table = plain_table(f"{size_text(size)} elements, {workers} workers, {plural(count, 'thread')}")
     table.add_column("method", no_wrap=True)
-    links = [one["link"] for row in worth.values() for one in row["links"]]
+    links = [entry["link"] for row in worth.values() for entry in row["links"]]
     for heading in (
         *HEADINGS.values(), "moved", "vs fp32", "faster than fp32", "faster than bf16", *dict.fromkeys(links)
     ):  # fmt: skip
@@ -55,11 +55,11 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
         if row := worth.get(name):
             cells += [Text(amount(row["moved_bytes"])), Text(share(row["relative_to_fp32"]))]
             cells += [_speed(row[f"faster_than_{dense}_below"]) for dense in ("fp32", "bf16")]
-            cells += [_times(one["speedup"]) for one in row["links"]]
+            cells += [_times(entry["speedup"]) for entry in row["links"]]
         if measured:
-            found = {row["operation"]: row for row in rows if row["method"] == name}
+            by_operation = {row["operation"]: row for row in rows if row["method"] == name}
             cells += [Text()] * (len(table.columns) - 1 - len(HEADINGS) - len(cells))
-            cells += [_of_device(found.get(operation)) for operation in HEADINGS]
+            cells += [_of_device(by_operation.get(operation)) for operation in HEADINGS]
         table.add_row(name, *cells)
     return table
 
@@ -96,27 +96,27 @@ def number(value: float) -> str:
 def omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
     """Lists the methods that are not in the tables, by reason."""
     groups: dict[str, set[str]] = {}
-    for one in document["left_out"]:
-        slow = "more than the limit" in one["why"]
-        why = "a run takes longer than the limit" if slow else one["why"]
-        text = " ".join(part for part in (one["method"], one["operation"]) if part)
-        groups.setdefault(f"{size_text(one['size'])}: {why}", set()).add(text or "all")
+    for omission in document["left_out"]:
+        slow = "more than the limit" in omission["why"]
+        why = "a run takes longer than the limit" if slow else omission["why"]
+        text = " ".join(part for part in (omission["method"], omission["operation"]) if part)
+        groups.setdefault(f"{size_text(omission['size'])}: {why}", set()).add(text or "all")
     for why, who in groups.items():
         yield Text(f"left out, {why}: {', '.join(sorted(who))}", style="dim")
-    for one in document["failed"]:
-        yield Text(f"failed: {one['method']}, {one['size']} elements: {one['error']}", style="red")
+    for failure in document["failed"]:
+        yield Text(f"failed: {failure['method']}, {failure['size']} elements: {failure['error']}", style="red")
 
 
 def footer(document: dict[str, Any]) -> Iterator[RenderableType]:
     """The machine, and whether it was busy."""
-    found = document["environment"]
-    if machine.is_busy(found.get("load_before"), found["cores"]):
-        text = f"note: the machine was busy (load {found['load_before']:.1f} on {found['cores']} cores): measure again"
-        yield Text(text, style="yellow")
-    device = found.get("device", "cpu")
+    environment = document["environment"]
+    if machine.is_busy(environment.get("load_before"), environment["cores"]):
+        load = f"load {environment['load_before']:.1f} on {environment['cores']} cores"
+        yield Text(f"note: the machine was busy ({load}): measure again", style="yellow")
+    device = environment.get("device", "cpu")
     where = "" if device == "cpu" else f"{device}; beside it "
     yield Text(
-        f"{where}{found['kernels']} on {found['processor']}, {found['cores']} cores; torch {found['torch']}; "
-        f"{document['seconds']:.0f} s",
+        f"{where}{environment['kernels']} on {environment['processor']}, {environment['cores']} cores; "
+        f"torch {environment['torch']}; {document['seconds']:.0f} s",
         style="dim",
     )

@@ -16,5 +16,5 @@ class ByteCounts(NamedTuple):
 
 def read_counters(interface: str) -> ByteCounts | None:
     """The counters of an interface, in the network namespace of this process; None if it sees none of that name."""
-    found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
-    return None if found is None else ByteCounts(found.bytes_sent, found.bytes_recv)
+    counters = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
+    return None if counters is None else ByteCounts(counters.bytes_sent, counters.bytes_recv)

@@ -137,10 +137,10 @@ class ShapedNetwork:
     def _delay(self, pid: int) -> None:
         """Latency, on the sender's side only: once on the way from one worker to another."""
         delay = f"qdisc add dev {INTERFACE} parent 1:1 netem limit 100000 delay {1e6 * self.link.latency:.0f}us"
-        if said := self._try(pid, "tc", [delay]):
+        if message := self._try(pid, "tc", [delay]):
             raise LinkError(
-                f"this kernel cannot add latency: it has no netem queue (tc says: {said}). Leave --latency out, or load the "
-                "module where there is one: modprobe sch_netem"
+                f"this kernel cannot add latency: it has no netem queue (tc says: {message}). "
+                "Leave --latency out, or load the module where there is one: modprobe sch_netem"
             )
 
     def _hub(self) -> None:
@@ -185,8 +185,8 @@ class ShapedNetwork:
 
     def _batch(self, pid: int, tool: str, lines: Sequence[str]) -> None:
         """Runs lines of ``ip`` or ``tc`` in a namespace."""
-        if said := self._try(pid, tool, lines):
-            raise LinkError(f"the link {self.link} cannot be made: {tool} says: {said}. {_REMEDY}")
+        if message := self._try(pid, tool, lines):
+            raise LinkError(f"the link {self.link} cannot be made: {tool} says: {message}. {_REMEDY}")
 
     def _try(self, pid: int, tool: str, lines: Sequence[str]) -> str:
         """Runs the tool; returns its message if it fails, else an empty text."""
@@ -224,7 +224,7 @@ def require_tools() -> None:
 
 
 def why_not(link: Link) -> str | None:
-    """Why this machine cannot make such a link; None if it can."""
+    """The reason why this machine cannot make such a link; None if it can."""
     try:
         with ShapedNetwork(link, 1):
             return None

@@ -1,4 +1,4 @@
-"""How fast a link is, measured: two workers, one TCP connection, as iperf does."""
+"""Measured speed of a link: two workers, one TCP connection, as iperf does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _pump(network: ShapedNetwork, seconds: float) -> float:
     finally:
         receiver.kill()
         receiver.communicate()
-    found = json.loads(text)
-    if not found["seconds"]:
+    measured = json.loads(text)
+    if not measured["seconds"]:
         raise LinkError(f"nothing arrived over the link {network.link}")
-    return float(8 * found["bytes"] / found["seconds"])
+    return float(8 * measured["bytes"] / measured["seconds"])

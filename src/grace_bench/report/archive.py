@@ -53,8 +53,8 @@ def archive_document(rows: Iterable[SurveyRow], name: str, steps: StepTable | No
     kept = [row for row in rows if not row.protocol.endswith(TRIAL)]
     table = None if steps is None or steps.busy else steps
     results = _results(kept, table)
-    timed = {str(at): one.time.samples_per_second is not None for at, one in enumerate(results)}
-    report = report_of(LoadedRuns([Run(str(at), one) for at, one in enumerate(results)]))
+    timed = {str(at): result.time.samples_per_second is not None for at, result in enumerate(results)}
+    report = report_of(LoadedRuns([Run(str(at), result) for at, result in enumerate(results)]))
     document = page_document(report, name)
     for task in document["tasks"]:
         plots = [charts.curves(task, "epoch", "epochs", clock=table is not None)]
@@ -68,14 +68,14 @@ def archive_document(rows: Iterable[SurveyRow], name: str, steps: StepTable | No
     if table is None:
         needs = "a table of steps, which an idle machine measures in a few minutes"
         document["missing"] = [
-            {"title": one.title, "survey": one.survey, "needs": needs, "command": STEPS.format(directory=name)}
-            for one in report.missing + report.figures
-            if one.name in _TIMED and command_for(one, report, name)
+            {"title": figure.title, "survey": figure.survey, "needs": needs, "command": STEPS.format(directory=name)}
+            for figure in report.missing + report.figures
+            if figure.name in _TIMED and command_for(figure, report, name)
         ]
     for row, group in zip(document["groups"], report.groups, strict=True):
         known = timed[group.runs[0].file]
         names = {"quality-bytes", *(_TIMED if known else ())}
-        row["figures"] = [FIGURE["name"], *(one for one in row["figures"] if one in names)]
+        row["figures"] = [FIGURE["name"], *(name for name in row["figures"] if name in names)]
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
         if not known:
             row["curve"]["seconds"] = [None] * len(row["curve"]["epoch"])
@@ -102,8 +102,8 @@ def _results(rows: Sequence[SurveyRow], table: StepTable | None) -> list[Result]
         goal = goal_of(of) if table is not None else None
         for row in (row for runs in of.values() for row in runs):
             over: Mapping[str, str | None] = {"": None} if table is None else LINKS
-            for said, spec in over.items():
-                seconds = None if table is None else table.seconds(row, said)
+            for link_name, spec in over.items():
+                seconds = None if table is None else table.seconds(row, link_name)
                 compute = None if table is None or seconds is None else table.tasks[row.task].step_ms
                 out.append(_result(row, spec, seconds, compute, goal))
     return out

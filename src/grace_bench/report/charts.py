@@ -78,7 +78,7 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
                {"calculate": f"merge(datum.about, {here})", "as": "about"},
                name="hover", filled=True, opacity=1, fillOpacity=0, size=60),
         layer("point", {"x": across, "y": {**y, "field": "final"}, **MARK}, last, {"filter": "isValid(datum.final)"},
-               name="points", said="datum.name + ' ends at ' + format(datum.final, '.4~g')", size=55, opacity=1),
+               name="points", description="datum.name + ' ends at ' + format(datum.final, '.4~g')", size=55, opacity=1),
         layer("text", {"x": across, "y": {**y, "field": "final"}, "text": {"field": "name"}}, last,
                {"filter": "isValid(datum.final) && datum.opacity == 1"},
                {"calculate": "datum.singled ? 0 : datum.fp32 ? 1 : 2", "as": "rank"}, name="labels", style="beside"),
@@ -132,7 +132,8 @@ def step_time(task: Mapping[str, Any]) -> Spec:
         ends = {"y": y, "x": {**x, "field": "compute_ms"}, "x2": {"field": "step_ms"}, **told}
         bars = [layer("rule", ends, style="exposed", strokeWidth=9), layer(
             "tick", {"y": y, "x": {**x, "field": "compute_ms"}, **told}, name="points", style="measured",
-            said="datum.name + ': compute ' + format(datum.compute_ms, '.3~g') + ' ms of ' + format(datum.step_ms, '.3~g')",
+            description="datum.name + ': compute ' + format(datum.compute_ms, '.3~g')"
+            " + ' ms of ' + format(datum.step_ms, '.3~g')",
         )]  # fmt: skip
     else:
         bars = [layer(
@@ -143,7 +144,7 @@ def step_time(task: Mapping[str, Any]) -> Spec:
             {"calculate": "isValid(datum.exposed_ms) ? null : datum.exchange_ms", "as": parts[3]},
             {"fold": list(parts), "as": ["part", "ms"]}, {"filter": "isValid(datum.ms)"},
             {"calculate": f"indexof({list(parts)}, datum.part)", "as": "order"},
-            name="parts", said="datum.name + ': ' + datum.part + ' ' + format(datum.ms, '.3~g') + ' ms'",
+            name="parts", description="datum.name + ': ' + datum.part + ' ' + format(datum.ms, '.3~g') + ' ms'",
             height={"band": 0.7},
         )]  # fmt: skip
     tick = layer("tick", {"x": x, "y": y, **told}, style="measured", thickness=2.5, size=16)
@@ -240,9 +241,9 @@ def codecs(unit: str) -> Spec:
     x, kind = number(unit, title, text=text), {"field": "kind", "type": "nominal"}
     each: Spec = {"y": {**y, "axis": {"grid": True}}, "yOffset": kind, "color": kind, "tooltip": {"field": "about"}}
     ends = {"x": {**x, "field": f"{unit}_low"}, "x2": {"field": f"{unit}_high"}}
-    said = f"datum.name + ' ' + datum.kind + ': ' + format(datum.{unit}, '.3~s')"
+    description = f"datum.name + ' ' + datum.kind + ': ' + format(datum.{unit}, '.3~s')"
     box = layer("bar", {**each, **ends}, style="quartiles")
-    middle = layer("tick", {**each, "x": x}, name="points", said=said, opacity=1, thickness=3)
+    middle = layer("tick", {**each, "x": x}, name="points", description=description, opacity=1, thickness=3)
     says = "Boxes of the time of codecs, for each method and operation."
     return {**figure([box, middle], says, {"step": 26, "for": "position"}), "transform": cost}
 

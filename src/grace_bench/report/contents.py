@@ -34,7 +34,7 @@ class Figure:
     def has_data(self, report: ReportContents) -> bool:
         """True if there is anything to draw."""
         if self.name == "codec-latency":
-            return bool(report.found.codecs)
+            return bool(report.loaded.codecs)
         members = [group for group in report.groups if self.shows(group)]
         if self.name == "links":
             return any(len(networks([g for g in members if g.first.task == task])) > 1 for task in report.tasks)
@@ -45,7 +45,7 @@ class Figure:
 class ReportContents:
     """All that is reported of a directory."""
 
-    found: LoadedRuns
+    loaded: LoadedRuns
     groups: list[Experiment]
     skipped: list[tuple[str, str]]
     signs: dict[str, Sign]
@@ -53,7 +53,7 @@ class ReportContents:
     @property
     def failed(self) -> list[tuple[str, Failure]]:
         """The runs that ended with an error, by their files."""
-        return [(run.file, run.document) for run in self.found.runs if isinstance(run.document, Failure)]
+        return [(run.file, run.document) for run in self.loaded.runs if isinstance(run.document, Failure)]
 
     @property
     def figures(self) -> list[Figure]:
@@ -82,12 +82,12 @@ def network(run: Result) -> Network:
 def networks(groups: Sequence[Experiment]) -> list[Network]:
     """From the slowest to the fastest; a link without a limit is the fastest."""
     speeds = {network(group.first): group.first.link.bits_per_second or math.inf for group in groups}
-    return sorted(speeds, key=lambda one: (speeds[one], -one[1], one))
+    return sorted(speeds, key=lambda network: (speeds[network], -network[1], network))
 
 
-def network_name(one: Network, among: Sequence[Network]) -> str:
+def network_name(network: Network, among: Sequence[Network]) -> str:
     """Its link, with latency and transport where others differ in them."""
-    link, latency, transport = one
+    link, latency, transport = network
     parts = ["no limit" if link == "none" else link]
     if len({other[1] for other in among}) > 1 and latency:
         parts.append(f"{1000 * latency:g} ms")
@@ -102,7 +102,7 @@ def is_baseline(run: Result) -> bool:
 
 
 def describe_machine(run: Result) -> str:
-    """Where it ran."""
+    """The machine that it ran on, in words."""
     where = run.environment
     return f"{where.system}, {where.cores} cores, {plural(where.threads_per_worker, 'thread')} per worker"
 
@@ -163,17 +163,17 @@ FIGURES = (
 )  # fmt: skip
 
 
-def report_of(found: LoadedRuns) -> ReportContents:
+def report_of(loaded: LoadedRuns) -> ReportContents:
     """Groups the runs and gives every method its sign."""
-    groups, older = group_runs(found.runs)
-    names = sorted({group.first.method for group in groups} | {row["method"] for row in found.codecs if row["method"]})
+    groups, older = group_runs(loaded.runs)
+    names = sorted({group.first.method for group in groups} | {row["method"] for row in loaded.codecs if row["method"]})
     baselines = {group.first.method for group in groups if is_baseline(group.first)}
     ordinary = [name for name in names if name not in baselines]
     limit = {name: LIMIT for name in baselines if name == NO_COMMUNICATION}
     inked = sorted(baselines - set(limit), key=_fp32_first)
     signs = {name: sign(k, baseline=True) for k, name in enumerate(inked)} | limit
     signs |= {name: sign(k) for k, name in enumerate(ordinary)}
-    return ReportContents(found, groups, [*found.skipped, *older], signs)
+    return ReportContents(loaded, groups, [*loaded.skipped, *older], signs)
 
 
 def _fp32_first(name: str) -> tuple[int, str]:
@@ -201,7 +201,7 @@ def page_document(report: ReportContents, directory: str) -> dict[str, Any]:
         "measured": sum(result_of(run).measured for group in report.groups for run in group.runs),
         "config": {tone: config(tone) for tone in TONES},
         "tasks": [_task(name, report) for name in tasks],
-        "links": [network_name(one, links) for one in links],
+        "links": [network_name(network, links) for network in links],
         "families": families,
         "methods": [
             {"name": name, **own.shape, **{tone: own.paint(tone) for tone in TONES}} for name, own in report.signs.items()
@@ -217,7 +217,7 @@ def page_document(report: ReportContents, directory: str) -> dict[str, Any]:
             }
             for group, first in zip(report.groups, firsts, strict=True)
         ],
-        "codecs": [codec_row(row) for row in report.found.codecs],
+        "codecs": [codec_row(row) for row in report.loaded.codecs],
         "codec_charts": {unit: [charts.codecs(unit)] for unit in ("time", "ratio")},
         "failed": [
             {"file": file, "task": run.task, "method": run.method, "link": run.link.name, "workers": run.workers,
@@ -225,10 +225,13 @@ def page_document(report: ReportContents, directory: str) -> dict[str, Any]:
             for file, run in report.failed
         ],
         "skipped": [{"file": file, "why": why} for file, why in report.skipped],
-        "figures": [{"name": one.name, "title": one.title, "survey": one.survey} for one in report.figures],
+        "figures": [{"name": figure.name, "title": figure.title, "survey": figure.survey} for figure in report.figures],
         "missing": [
-            {"title": one.title, "survey": one.survey, "needs": one.needs, "command": command_for(one, report, directory)}
-            for one in report.missing
+            {
+                "title": figure.title, "survey": figure.survey, "needs": figure.needs,
+                "command": command_for(figure, report, directory),
+            }
+            for figure in report.missing
         ],
         "machines": machines,
     }  # fmt: skip
@@ -249,8 +252,8 @@ def _task(name: str, report: ReportContents) -> dict[str, Any]:
         "higher": runs[0].better == "higher",
         "share": is_share(runs[0].metric),
         "target": targets.pop() if len(targets) == 1 else None,
-        "data": ", ".join(sorted({one.name for one in data if one.name})),
-        "procedural": any(one.procedural for one in data),
+        "data": ", ".join(sorted({info.name for info in data if info.name})),
+        "procedural": any(info.procedural for info in data),
         "row": ", ".join(sorted({run.paper_row for run in runs if run.paper_row})),
         "parameters": sorted({run.model.parameters for run in runs}),
     }

@@ -36,8 +36,8 @@ class Axis:
     power: float = 1.0
 
     def part(self, value: float) -> float:
-        """Where this value is, from 0 to 1."""
-        low, high, at = (self._bend(one) for one in (self.least, self.most, value))
+        """Position of this value, from 0 to 1."""
+        low, high, at = (self._bend(number) for number in (self.least, self.most, value))
         return (at - low) / (high - low)
 
     def _bend(self, value: float) -> float:
@@ -130,8 +130,8 @@ _RANGE = ("", "_low", "_high")
 def _scale(plot: Spec, axis: str) -> Spec:
     """The scale of an axis, from the first layer that has one."""
     for layer in plot["layer"]:
-        if "scale" in (said := layer["encoding"].get(axis, {})):
-            return dict(said["scale"])
+        if "scale" in (channel := layer["encoding"].get(axis, {})):
+            return dict(channel["scale"])
     return {}
 
 
@@ -145,7 +145,7 @@ def _fix_axes(plot: Spec, layers: Sequence[Spec], axes: Mapping[str, Axis]) -> S
 
 
 def _end(row: Row, x: str) -> tuple[float, float] | None:
-    """Where a curve ends: at the last evaluation that is a number."""
+    """The end of a curve: the last evaluation that is a number."""
     ends = [
         (at, value)
         for at, value in zip(row["curve"][x], row["curve"]["quality"], strict=True)
@@ -162,7 +162,7 @@ def _locate(ends: Iterable[tuple[float, float, Row]], x: Axis, y: Axis) -> list[
 
 
 def _rank(row: Row, x: str, y: str) -> int:
-    """Whose name comes first; among predictions, those that are off."""
+    """The name that comes first; among predictions, those that are off."""
     if y == "predicted_ms":
         return 0 if abs(row["prediction_error"] or 0) > NEAR else 1
     return 0 if row.get(f"front_{x}") else 1 if row["baseline"] else 2
@@ -292,8 +292,8 @@ def _around(x: float, y: float, long: float) -> Iterable[Box]:
                 yield left, top, left + long, top + _LINE
 
 
-def _touch(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _touch(box: Box, other: Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def _look(row: Row) -> Row:

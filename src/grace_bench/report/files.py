@@ -73,7 +73,7 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     """
     if not any(result.measured for result in results):
         return []
-    report = report_of(LoadedRuns([Run(one.method, one) for one in results]))
+    report = report_of(LoadedRuns([Run(result.method, result) for result in results]))
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_show(row, document) for row in document["groups"]]
@@ -171,7 +171,7 @@ def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]
 
 
 def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
-    """How to read a figure; nothing that its data could contradict."""
+    """Help for reading a figure; nothing that its data could contradict."""
     if name.startswith("quality-epoch-"):
         lost = sorted({row["label"] for row in rows if row["final"] is None and row["measured"]})
         return ["marks: the last evaluation" + (f"; diverged: {', '.join(lost)}" if lost else "")]
@@ -192,9 +192,11 @@ def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[st
 
 def _entries(rows: Sequence[Row], document: Mapping[str, Any]) -> list[Row]:
     """Entries of the legend: each method once, in the order of all."""
-    found = {row["method"]: row for row in rows}
+    by_method = {row["method"]: row for row in rows}
     return [
-        {**found[index], "text": method["name"]} for index, method in enumerate(document["methods"]) if index in found
+        {**by_method[index], "text": method["name"]}
+        for index, method in enumerate(document["methods"])
+        if index in by_method
     ]
 
 

@@ -47,9 +47,9 @@ class Spread:
         (False, True)
         """
         worst = -math.inf if higher else math.inf
-        mine, its = (self.low, other.high) if higher else (self.high, other.low)
-        mine, its = (worst if one is None else one for one in (mine, its))
-        return mine > its if higher else mine < its
+        own, its = (self.low, other.high) if higher else (self.high, other.low)
+        own, its = (worst if bound is None else bound for bound in (own, its))
+        return own > its if higher else own < its
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One experiment: runs that differ in nothing but their seed or round. ``label`` tells it from others at its place.
+    """An experiment: runs that differ in nothing but their seed or round. ``label`` tells it from others at its place.
 
     ``fp32``: whether it is what others at its place are held against.
     """
@@ -90,12 +90,12 @@ class Experiment:
 
     @property
     def seeds(self) -> int:
-        """How many seeds there are: what another round of the same seed says of quality is nothing new."""
+        """Number of seeds: what another round of the same seed says of quality is nothing new."""
         return len({run.document.seed for run in self.runs})
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return len({run.document.round for run in self.runs})
 
     @property
@@ -189,11 +189,11 @@ def curve_of(runs: Sequence[Run], limit: int = POINTS) -> Curve:
     """The curve of runs that differ in their seed only."""
     results = [result_of(run) for run in runs]
     metric, higher = results[0].metric, results[0].better == "higher"
-    by_step = [{float(point.step): point for point in one.curve} for one in results]
+    by_step = [{float(point.step): point for point in result.curve} for result in results]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     rows = [[points[step] for points in by_step] for step in steps]
     quality = [spread((point.metrics.get(metric) for point in row), higher=higher, strict=True) for row in rows]
-    kept = thin([one.median for one in quality], limit)
+    kept = thin([point.median for point in quality], limit)
     return Curve(
         [steps[i] for i in kept],
         [statistics.median(point.epoch for point in rows[i]) for i in kept],
@@ -235,7 +235,7 @@ def _repeat(run: Run) -> tuple[int, int]:
 
 
 def place(run: Run) -> tuple[object, ...]:
-    """Where methods compete: one task on one network with so many workers."""
+    """Place where methods compete: one task on one network with so many workers."""
     return tuple(run.row[name] for name in _PLACE)
 
 
@@ -248,8 +248,8 @@ def _label(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         others = namesakes[place(run), run.document.method]
         differ = [name for name in _SETTINGS if len({other.row[name] for other in others}) > 1]
-        said = [_SETTINGS[name].format(value) for name in differ if (value := run.row[name]) is not None]
-        labels.append(run.document.method + (f" ({', '.join(said)})" if said else ""))
+        parts = [_SETTINGS[name].format(value) for name in differ if (value := run.row[name]) is not None]
+        labels.append(run.document.method + (f" ({', '.join(parts)})" if parts else ""))
     return labels
 
 
@@ -311,8 +311,8 @@ def _mark(groups: list[Experiment]) -> list[Experiment]:
     ]
 
 
-def _cost(one: Spread, measure: str) -> Spread:
+def _cost(values: Spread, measure: str) -> Spread:
     """The measure as a cost: less is better."""
     if measure == "sent":
-        return one
-    return Spread(*(None if value is None else -value for value in (one.median, one.high, one.low)))
+        return values
+    return Spread(*(None if value is None else -value for value in (values.median, values.high, values.low)))

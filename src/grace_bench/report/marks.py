@@ -34,7 +34,7 @@ MARK = {
 def figure(layers: list[Spec], says: str, height: int | Spec = 380) -> Spec:
     """A figure of layers that share their axes: what the first of them says about an axis need not be repeated."""
     for axis in ("x", "y"):
-        for later in [one["encoding"] for one in layers if "field" in one["encoding"].get(axis, {})][1:]:
+        for later in [part["encoding"] for part in layers if "field" in part["encoding"].get(axis, {})][1:]:
             kept = ("field", "type", "title", "sort", "stack")
             later[axis] = {key: later[axis][key] for key in kept if key in later[axis]}
     return {"description": says, "height": height, "data": {"name": "rows"}, "layer": layers}
@@ -42,17 +42,17 @@ def figure(layers: list[Spec], says: str, height: int | Spec = 380) -> Spec:
 
 def layer(
     mark: str, encoding: Spec, *transform: Spec,
-    name: str = "", style: str = "", said: str = "", values: Any = None, **look: Any,
+    name: str = "", style: str = "", description: str = "", values: Any = None, **look: Any,
 ) -> Spec:  # fmt: skip
-    """A layer. ``said``: an expression, what a reader who cannot see is told about each mark; without it the layer is silent.
+    """A layer. ``description``: an expression, the text of each mark for screen readers; without it they pass over the layer.
     ``values``: its own rows instead of the figure's.
-    """  # fmt: skip
-    told = {"description": {"field": "said"}} if said else {}
-    steps = [*transform, *([{"calculate": said, "as": "said"}] if said else [])]
+    """
+    told = {"description": {"field": "said"}} if description else {}
+    steps = [*transform, *([{"calculate": description, "as": "said"}] if description else [])]
     own = {"name": name, "data": None if values is None else {"values": values}, "transform": steps}
     return {
         **{key: value for key, value in own.items() if value},
-        "mark": {"type": mark, "clip": True, "aria": bool(said), **({"style": style} if style else {}), **look},
+        "mark": {"type": mark, "clip": True, "aria": bool(description), **({"style": style} if style else {}), **look},
         "encoding": {**encoding, **told},
     }
 
@@ -141,10 +141,14 @@ def _range(axis: str, own: Spec, other: Spec) -> Spec:
 def points(x: Spec, y: Spec, *, ranges: str = "xy", size: int = 90) -> list[Spec]:
     """A point for each row, with the ranges over seeds along the axes in ``ranges``."""
     both = {"x": (x, y), "y": (y, x)}
-    x_said, y_said = (
-        f"format(datum['{one['field']}'], '.3~s')" if one["type"] == "quantitative" else f"datum['{one['field']}']"
-        for one in (x, y)
+    x_text, y_text = (
+        f"format(datum['{channel['field']}'], '.3~s')"
+        if channel["type"] == "quantitative"
+        else f"datum['{channel['field']}']"
+        for channel in (x, y)
     )
-    said = f"datum.name + ': ' + {x_said} + ' {x['title']}, ' + {y_said} + ' {y['title']}'"
-    marks = layer("point", {"x": x, "y": y, **MARK}, name="points", said=said, size=size, strokeWidth=1.6, opacity=1)
+    description = f"datum.name + ': ' + {x_text} + ' {x['title']}, ' + {y_text} + ' {y['title']}'"
+    marks = layer(
+        "point", {"x": x, "y": y, **MARK}, name="points", description=description, size=size, strokeWidth=1.6, opacity=1
+    )
     return [*(_range(axis, *both[axis]) for axis in ranges), marks]

@@ -39,7 +39,7 @@ class PredictionRow(msgspec.Struct, frozen=True):
 
 
 class PredictionTable(msgspec.Struct, frozen=True):
-    """One network.
+    """Predictions for one network.
 
     Attributes:
         measured_workers, measured_link: where the runs were that this is predicted from.
@@ -78,11 +78,15 @@ class _Method:
 
     def step_ms(self, link: Link, workers: int) -> Spread:
         """Over seeds; of one run, the range that its steps had, as a share."""
-        found = spread(1000 * model(link, workers) for model in self.models)
+        predicted = spread(1000 * model(link, workers) for model in self.models)
         was = self.group.measures["step_ms"]
-        if len(self.models) > 1 or not (found.median and was.median and was.low is not None and was.high is not None):
-            return found
-        return Spread(found.median, found.median * was.low / was.median, found.median * was.high / was.median)
+        if len(self.models) > 1 or not (
+            predicted.median and was.median and was.low is not None and was.high is not None
+        ):
+            return predicted
+        return Spread(
+            predicted.median, predicted.median * was.low / was.median, predicted.median * was.high / was.median
+        )
 
     def seconds(self, link: Link, workers: int) -> float:
         """The median over seeds."""
@@ -100,27 +104,28 @@ def predict(documents: Sequence[Document], links: Sequence[Link], workers: Seque
             places.setdefault(place(group.runs[0]), []).append(_Method(group, models))
         else:
             left_out.append(group.label)
-    left_out += [one.method for one in failed]
-    tables = [_table(rivals, one, world) for rivals in places.values() for world in workers for one in links]
+    left_out += [failure.method for failure in failed]
+    tables = [_table(rivals, network, world) for rivals in places.values() for world in workers for network in links]
     return Predictions(cores=cores, tables=tables, left_out=list(dict.fromkeys(left_out)))
 
 
 def _table(rivals: Sequence[_Method], link: Link, world: int) -> PredictionTable:
-    order = sorted(rivals, key=lambda one: (one.group.reference, one.seconds(link, world)))
-    racing = [one for one in order if not one.group.reference]
-    ranges = [one.step_ms(link, world) for one in order]
+    order = sorted(rivals, key=lambda rival: (rival.group.reference, rival.seconds(link, world)))
+    racing = [rival for rival in order if not rival.group.reference]
+    ranges = [rival.step_ms(link, world) for rival in order]
     ahead = [racing[at].label for at in leaders(ranges[: len(racing)], higher=False)]
     winner = ahead[0] if len(ahead) == 1 and len(racing) > 1 else None
-    plain = [one for one in racing if one.group.first.method in DENSE]
-    best = min(plain, key=lambda one: one.seconds(link, world), default=None)
+    plain = [rival for rival in racing if rival.group.first.method in DENSE]
+    best = min(plain, key=lambda rival: rival.seconds(link, world), default=None)
     rows = []
-    for at, one in enumerate(order):
-        mine = one.group.first.method not in DENSE and not one.group.reference
+    for at, rival in enumerate(order):
+        is_compressed = rival.group.first.method not in DENSE and not rival.group.reference
         rows.append(
             PredictionRow(
-                at + 1 if at < len(racing) else None, one.label, len(one.models), ranges[at], one.group.measures["step_ms"],
-                best.seconds(link, world) / one.seconds(link, world) if best is not None else None,
-                _break_even(one, plain, link, world) if mine and plain else None,
+                at + 1 if at < len(racing) else None, rival.label, len(rival.models), ranges[at],
+                rival.group.measures["step_ms"],
+                best.seconds(link, world) / rival.seconds(link, world) if best is not None else None,
+                _break_even(rival, plain, link, world) if is_compressed and plain else None,
             )
         )  # fmt: skip
     first = rivals[0].group.first
@@ -130,9 +135,9 @@ def _table(rivals: Sequence[_Method], link: Link, world: int) -> PredictionTable
     )  # fmt: skip
 
 
-def _break_even(one: _Method, plain: Sequence[_Method], link: Link, world: int) -> float | None:
+def _break_even(rival: _Method, plain: Sequence[_Method], link: Link, world: int) -> float | None:
     speed = break_even(
-        lambda there: one.seconds(there, world),
+        lambda there: rival.seconds(there, world),
         lambda there: min(other.seconds(there, world) for other in plain),
         link.latency,
     )

@@ -87,7 +87,7 @@ class SweepReporter(Bar):
 
 
 def name_run(config: RunConfig) -> str:
-    """Which run it is, in a line."""
+    """Name of a run, in a line."""
     where = "" if config.toolkit == TORCH else f" on {config.toolkit}"
     run = f"{config.task} {short(config.method)}{where}, {config.workers} workers, {config.network}, seed {config.seed}"
     return run + (f", round {config.round + 1}" if config.round else "")

@@ -1,4 +1,4 @@
-"""Who is ahead, where that can be told: methods whose ranges touch are not told apart, here or on the page."""
+"""Ranking, where one can be made: methods whose ranges touch are not told apart, here or on the page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _QUALITIES = ("final", "best")  # from a single seed these have no range, and sa
 
 def experiments(documents: Sequence[Document]) -> tuple[list[Experiment], list[Failure]]:
     """The runs that succeeded, repeats in one group each, in the order of the documents; and those that failed."""
-    runs = [Run(str(at), one) for at, one in enumerate(documents)]
+    runs = [Run(str(at), document) for at, document in enumerate(documents)]
     order = {run.file: at for at, run in enumerate(runs)}
     groups, _ = group_runs(runs)
     groups.sort(key=lambda group: min(order[run.file] for run in group.runs))
-    return groups, [one for one in documents if isinstance(one, Failure)]
+    return groups, [document for document in documents if isinstance(document, Failure)]
 
 
 def leaders(ranges: Sequence[Spread], *, higher: bool) -> list[int]:
@@ -29,11 +29,11 @@ def leaders(ranges: Sequence[Spread], *, higher: bool) -> list[int]:
     >>> leaders([Spread(3, 2, 4), Spread(1, 0.5, 1.3), Spread(2, 1.4, 2.5)], higher=False)
     [1]
     """
-    medians = {at: one.median for at, one in enumerate(ranges) if one.median is not None}
+    medians = {at: values.median for at, values in enumerate(ranges) if values.median is not None}
     if not medians:
         return []
     best = (max if higher else min)(medians, key=lambda at: medians[at])
-    near = [at for at, one in enumerate(ranges) if at != best and not ranges[best].ahead(one, higher=higher)]
+    near = [at for at, values in enumerate(ranges) if at != best and not ranges[best].ahead(values, higher=higher)]
     return [best, *near]
 
 
@@ -45,11 +45,11 @@ def crowns(groups: Iterable[Experiment], measure: str) -> set[int]:
     for group in groups:
         if not group.reference:
             places.setdefault(place(group.runs[0]), []).append(group)
-    found = set()
+    crowned = set()
     for rivals in places.values():
         higher = measure in _QUALITIES and rivals[0].first.better == "higher"
-        first = leaders([one.measures[measure] for one in rivals], higher=higher)
+        first = leaders([rival.measures[measure] for rival in rivals], higher=higher)
         alone = len(first) == 1 and len(rivals) > 1
-        if alone and not (measure in _QUALITIES and any(one.seeds == 1 for one in rivals)):
-            found.add(id(rivals[first[0]]))
-    return found
+        if alone and not (measure in _QUALITIES and any(rival.seeds == 1 for rival in rivals)):
+            crowned.add(id(rivals[first[0]]))
+    return crowned

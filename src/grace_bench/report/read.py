@@ -70,28 +70,28 @@ def read(directory: Path) -> LoadedRuns:
             f"{directory} is not a directory; legal: one that holds results (runs/*.json, codecs*.json); "
             + REMEDY.format(directory=directory)
         )
-    found = LoadedRuns()
+    loaded = LoadedRuns()
     for path in sorted([*directory.glob("*.json"), *(directory / "runs").glob("*.json")]):
         name = str(path.relative_to(directory))
         try:
-            _read(path.read_bytes(), name, found)
+            _read(path.read_bytes(), name, loaded)
         except OSError as error:
-            found.skipped.append((name, error.strerror or str(error)))
+            loaded.skipped.append((name, error.strerror or str(error)))
         except DocumentError as error:
-            found.skipped.append((name, str(error)))
-    if not found.runs and not found.codecs:
-        reasons = "".join(f"\n  {name}: {why}" for name, why in found.skipped[:5])
-        what = f"{len(found.skipped)} files, none of which can be used:{reasons}\n" if reasons else "no results; "
+            loaded.skipped.append((name, str(error)))
+    if not loaded.runs and not loaded.codecs:
+        reasons = "".join(f"\n  {name}: {why}" for name, why in loaded.skipped[:5])
+        what = f"{len(loaded.skipped)} files, none of which can be used:{reasons}\n" if reasons else "no results; "
         raise ConfigurationError(f"{directory} holds {what}{REMEDY.format(directory=directory)}")
-    return found
+    return loaded
 
 
-def _read(text: bytes, name: str, found: LoadedRuns) -> None:
+def _read(text: bytes, name: str, loaded: LoadedRuns) -> None:
     schema = decode_as(text, SchemaHeader).schema
     if schema == SCHEMA:
-        found.runs.append(Run(name, decode(text)))
+        loaded.runs.append(Run(name, decode(text)))
     elif schema == CODECS:
-        found.codecs.extend(codec_rows(text))
+        loaded.codecs.extend(codec_rows(text))
     elif schema != COMPARISON:  # which repeats what runs/ holds
         raise DocumentError(f"not a document of Grace: its schema is {quoted(schema)}; legal: {SCHEMA}, {CODECS}")
 

@@ -48,7 +48,7 @@ def save(figure: Spec, out: Path, name: str) -> list[Path]:
     own = renderer()
     svg = own.vega_to_svg(_clip_once(own.vegalite_to_vega(figure)), allowed_base_urls=[])
     names: dict[str, str] = {}  # Vega counts its frames over all figures of a process
-    svg = re.sub(r"\bclip\d+\b", lambda found: names.setdefault(found[0], f"clip{len(names)}"), svg)
+    svg = re.sub(r"\bclip\d+\b", lambda match: names.setdefault(match[0], f"clip{len(names)}"), svg)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(figure["description"])}" ', 1)
     paths = [out / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{name}.{kind}") for kind in ("svg", "png")]
     write_atomically(paths[0], svg)

@@ -44,20 +44,20 @@ def step_seconds(result: Result, there: Link | None, *, modeled: bool = True) ->
 
 def are_modeled(groups: Sequence[Experiment]) -> bool:
     """True if the link model can predict all of them; otherwise none is, as a bound is not compared with a prediction."""
-    return all(forecast(result_of(run)) is not None for one in groups for run in one.runs)
+    return all(forecast(result_of(run)) is not None for group in groups for run in group.runs)
 
 
 def links_of(groups: Sequence[Experiment]) -> dict[str, Link]:
     """The links over which these experiments are predicted; none where the network was shaped, or ``none`` is not among
     them: then there is nothing to compare with.
     """
-    if all(one.first.link.bits_per_second is None for one in groups) and _plain(groups) is not None:
+    if all(group.first.link.bits_per_second is None for group in groups) and _plain(groups) is not None:
         return {name: link(spec) for name, spec in LINKS.items()}
     return {}
 
 
 def _plain(groups: Sequence[Experiment]) -> Experiment | None:
-    return next((one for one in groups if one.first.method == "none"), None)
+    return next((group for group in groups if group.first.method == "none"), None)
 
 
 def over_slower_links(documents: Sequence[Document]) -> RenderableType | None:
@@ -68,15 +68,17 @@ def over_slower_links(documents: Sequence[Document]) -> RenderableType | None:
     over, plain = links_of(groups), _plain(groups)
     if plain is None or not over:
         return None
-    measured, modeled = any(one.measured for one in groups), are_modeled(groups)
+    measured, modeled = any(group.measured for group in groups), are_modeled(groups)
     quality = [f"test {plain.first.metric}"] if measured else []
     headings = ("method", *quality, "bytes sent", *(f"at {name}" for name in over), "measured here")
     table = plain_table(f"{plain.first.task}: the same training in seconds over a network, predicted", headings)
-    for one in groups:
+    for group in groups:
         cells = [f"{seconds:.1f} ({_median(plain, there, modeled) / seconds:.1f}x)"
-                 for there in over.values() for seconds in [_median(one, there, modeled)]]  # fmt: skip
-        final = [range_text(one.measures["final"], 4, missing="diverged")] if measured else []
-        table.add_row(one.label, *final, share(one.median("relative")), *cells, f"{_median(one, None, modeled):.1f}")
+                 for there in over.values() for seconds in [_median(group, there, modeled)]]  # fmt: skip
+        final = [range_text(group.measures["final"], 4, missing="diverged")] if measured else []
+        table.add_row(
+            group.label, *final, share(group.median("relative")), *cells, f"{_median(group, None, modeled):.1f}"
+        )
     legend = (
         f"predicted: {MODELED if modeled else BOUND}; x: times as fast as none; bytes sent: of a ring all-reduce of all "
         "gradients. --link 1gbit measures it over a network of that speed, where the machine permits; grace advise asks for "
@@ -86,14 +88,14 @@ def over_slower_links(documents: Sequence[Document]) -> RenderableType | None:
 
 
 def _name_fastest(groups: Sequence[Experiment], plain: Experiment, over: Mapping[str, Link], modeled: bool) -> str:
-    """Which of those that learn about as much as ``none`` is predicted to be the fastest over each link; ``none`` where it is,
+    """The fastest, as predicted, over each link of those that learn about as much as ``none``; ``none`` where it is,
     or where nothing gains a tenth.
     """
-    among = [one for one in groups if _keeps(one, plain)]
+    among = [group for group in groups if _keeps(group, plain)]
     told = []
     for name, there in over.items():
-        times = {one.label: _median(one, there, modeled) for one in among}
-        best = min(among, key=lambda one: times[one.label])
+        times = {group.label: _median(group, there, modeled) for group in among}
+        best = min(among, key=lambda group: times[group.label])
         gain = times[plain.label] / times[best.label]
         told.append(f"at {name} {best.label}, {gain:.1f} times as fast as none" if gain >= 1.1 else
                     f"at {name} compression gains less than a tenth: take none")  # fmt: skip
@@ -101,10 +103,10 @@ def _name_fastest(groups: Sequence[Experiment], plain: Experiment, over: Mapping
     return f"Fastest{of}: {'; '.join(told)}."
 
 
-def _keeps(one: Experiment, plain: Experiment) -> bool:
+def _keeps(group: Experiment, plain: Experiment) -> bool:
     """True if a quality is not worse than that of ``none`` by more than a little; where none was measured, any."""
-    end, other = one.median("final"), plain.median("final")
-    if not plain.measured or other is None or one is plain:
+    end, other = group.median("final"), plain.median("final")
+    if not plain.measured or other is None or group is plain:
         return True
     sign = 1 if plain.first.better == "higher" else -1
     return end is not None and sign * (end - other) >= -_NEAR * abs(other)
@@ -113,4 +115,4 @@ def _keeps(one: Experiment, plain: Experiment) -> bool:
 def _median(group: Experiment, there: Link | None, modeled: bool) -> float:
     """Seconds of the whole training, over seeds."""
     results = (result_of(run) for run in group.runs)
-    return statistics.median(one.steps * step_seconds(one, there, modeled=modeled) for one in results)
+    return statistics.median(result.steps * step_seconds(result, there, modeled=modeled) for result in results)

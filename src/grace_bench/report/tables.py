@@ -18,9 +18,9 @@ from grace_bench.runs.results import Document
 from grace_command.text import amount, number, plain_table, plural, share
 
 
-def range_text(one: Spread, digits: int, *, missing: str = "-") -> str:
+def range_text(values: Spread, digits: int, *, missing: str = "-") -> str:
     """A median with the range over seeds and rounds: ``0.95 (0.94-0.96)``; ``missing`` where there is none."""
-    low, median, high = (missing if x is None else f"{x:.{digits}f}" for x in (one.low, one.median, one.high))
+    low, median, high = (missing if x is None else f"{x:.{digits}f}" for x in (values.low, values.median, values.high))
     return median if low == high else f"{median} ({low}-{high})"
 
 
@@ -44,7 +44,7 @@ def _unmeasured(groups: Sequence[Experiment]) -> str:
 
 
 def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
-    """How to read medians, ranges and marks; ``crowned``: whether there are any."""
+    """Help for reading medians, ranges and marks; ``crowned``: whether there are any."""
     many = any(len(group.runs) > 1 for group in groups)
     repeats = "rounds" if any(group.rounds > 1 for group in groups) else "seeds"
     over = (
@@ -58,10 +58,13 @@ def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
 
 
 def comparison(documents: Sequence[Document]) -> RenderableType:
-    """One line for each method, seeds together, and notes on how to read it."""
+    """Table with a line for each method, seeds together, and notes on how to read it."""
     groups, failed = experiments(documents)
     parts: list[RenderableType] = [_comparison(groups)] if groups else []
-    parts += [Text(f"failed: {one.error}" + (f" (seed {one.seed})" if one.seed else ""), style="red") for one in failed]
+    parts += [
+        Text(f"failed: {failure.error}" + (f" (seed {failure.seed})" if failure.seed else ""), style="red")
+        for failure in failed
+    ]
     return Group(*parts)
 
 
@@ -85,7 +88,7 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
             _crown(range_text(measures["step_ms"], 1), id(group) in fastest),
         )  # fmt: skip
     legend = "sent: bytes that one worker's collectives moved; vs fp32: against a ring all-reduce of all gradients."
-    model = max((one.first.model for one in groups), key=lambda model: model.compressed_parameters)
+    model = max((group.first.model for group in groups), key=lambda model: model.compressed_parameters)
     if model.compressed_parameters:
         legend += (
             f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
@@ -96,8 +99,8 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
 
 
 def sweep(documents: Sequence[Document]) -> RenderableType:
-    """One line for each experiment, its seeds and rounds together: what it was, its quality, its times, and what the link
-    model had predicted; of several rounds, how many times the step without communication of the same round its step took.
+    """Table with a line for each experiment, its seeds and rounds together: what it was, its quality, its times, and what the
+    link model had predicted; of several rounds, how many times the step without communication of the same round its step took.
     """
     groups, failed = experiments(documents)
     unmeasured = _unmeasured(groups)
@@ -119,8 +122,10 @@ def sweep(documents: Sequence[Document]) -> RenderableType:
             *([range_text(measures[OVER_LIMIT], 2)] if rounds else
               [number(group.median("predicted_ms")), "-" if error is None else f"{100 * error:+.0f} %"]),
         )  # fmt: skip
-    for one in failed:
-        table.add_row(*_place(one), Text(one.method, style="red"), "", Text(f"failed (seed {one.seed})", style="red"))
+    for failure in failed:
+        table.add_row(
+            *_place(failure), Text(failure.method, style="red"), "", Text(f"failed (seed {failure.seed})", style="red")
+        )
     legend = _legend(groups, bool(best | fastest)) + _of_the_limit(rounds)
     return Group(*_first(unmeasured), table, Text(legend, style="dim")) if groups else table
 
@@ -138,39 +143,39 @@ def _first(unmeasured: str) -> list[Text]:
     return [Text(unmeasured, style="yellow")] if unmeasured else []
 
 
-def _place(one: Document) -> tuple[str, str, str]:
-    task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"
-    return task, str(one.workers), one.link.name
+def _place(document: Document) -> tuple[str, str, str]:
+    task = document.task if document.toolkit == TORCH else f"{document.task} ({document.toolkit})"
+    return task, str(document.workers), document.link.name
 
 
 def links(rows: Sequence[dict[str, Any]]) -> RenderableType:
     """Speeds asked for and measured."""
     table = plain_table(headings=("link", "asked Mbit/s", "measured Mbit/s", "difference"))
     for row in rows:
-        asked, found = row["asked_bits_per_second"] / 1e6, row["measured_bits_per_second"] / 1e6
-        table.add_row(row["link"], f"{asked:,.0f}", f"{found:,.1f}", f"{100 * row['relative_error']:+.1f} %")
+        asked, measured = row["asked_bits_per_second"] / 1e6, row["measured_bits_per_second"] / 1e6
+        table.add_row(row["link"], f"{asked:,.0f}", f"{measured:,.1f}", f"{100 * row['relative_error']:+.1f} %")
     return table
 
 
-def predictions(found: Predictions) -> RenderableType:
+def predictions(predicted: Predictions) -> RenderableType:
     """Tables of the link model's predictions: one for each network, and which method wins there."""
     parts: list[RenderableType] = []
-    for one in found.tables:
-        task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"
-        there = f"measured with {one.measured_workers} workers, link {one.measured_link}"
-        title = f"{task}: {one.workers} workers, {one.link} ({there})"
+    for ranking in predicted.tables:
+        task = ranking.task if ranking.toolkit == TORCH else f"{ranking.task} ({ranking.toolkit})"
+        there = f"measured with {ranking.measured_workers} workers, link {ranking.measured_link}"
+        title = f"{task}: {ranking.workers} workers, {ranking.link} ({there})"
         headings = ("rank", "method", "seeds", "step ms", "vs dense", "faster below", "measured")
         table = plain_table(title, headings, left=2)
-        for row in one.rows:
+        for row in ranking.rows:
             table.add_row(
                 "" if row.rank is None else str(row.rank), row.method, str(row.seeds),
-                _crown(range_text(row.step_ms, 1), row.method == one.winner),
+                _crown(range_text(row.step_ms, 1), row.method == ranking.winner),
                 "-" if row.over_dense is None else f"{row.over_dense:.2f}x",
-                speed_text(row.break_even_bits_per_second) if one.dense and row.method not in DENSE else "-",
+                speed_text(row.break_even_bits_per_second) if ranking.dense and row.method not in DENSE else "-",
                 range_text(row.measured_ms, 1),
                 style="dim" if row.rank is None else "",
             )  # fmt: skip
-        parts += [table, Text(one.verdict, style="green" if one.winner else "yellow"), Text()]
+        parts += [table, Text(ranking.verdict, style="green" if ranking.winner else "yellow"), Text()]
     legend = (
         "All but the last column is predicted, not measured; ranges are over seeds or, for a single run, over its steps. Vs "
         f"dense and faster below compare with the best of {', '.join(DENSE)} that ran; {MARK}: clearly the first."

@@ -1,4 +1,4 @@
-"""How figures look, on the page and in a file: one palette each for light and dark, and two more signs beside color."""
+"""Looks of figures, on the page and in a file: one palette each for light and dark, and two more signs beside color."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def page(document: Mapping[str, Any]) -> str:
         "script": "\n".join(text(name) for name in _SCRIPTS),
         "vega": runtime().replace("</script", "<\\/script"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: fill[found[1]], text("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], text("page.html"))
 
 
 def write_report(directory: Path, out: Path | None = None, *, figures: bool = True) -> dict[str, Any]:

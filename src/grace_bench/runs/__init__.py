@@ -1,1 +1,1 @@
-"""One run: what is asked, how it trains, what is measured, predicted and recorded."""
+"""A run: what is asked, how it trains, what is measured, predicted and recorded."""

@@ -6,6 +6,8 @@ gets one bucket: with several, its callbacks start all-reduces in different orde
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -45,7 +47,7 @@ class Counters:
     def __sub__(self, before: Counters) -> Counters:
         """The difference since then."""
         kinds = {kind: tally - before.collectives.get(kind, Tally()) for kind, tally in self.collectives.items()}
-        names = [one.name for one in fields(self) if one.name != "collectives"]
+        names = [field.name for field in fields(self) if field.name != "collectives"]
         pairs = {name: (getattr(self, name), getattr(before, name)) for name in names}
         added: dict[str, Any] = {name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()}
         return Counters(**added, collectives=kinds)
@@ -78,8 +80,20 @@ class NoExchange:
         """Sizes of the buckets, in the order in which they become ready."""
         return []
 
+    def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that trains the model: this one, but where the algorithm is an optimizer itself."""
+        return optimizer
+
     def step(self) -> None:
         """A step has ended."""
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        """The model to evaluate, for as long as the block lasts. All ranks enter it."""
+        yield getattr(self.model, "module", self.model)
+
+    def end(self) -> None:
+        """All steps were made; afterwards replicas are the same, where anything is exchanged."""
 
     def explain(self) -> dict[str, Any] | None:
         """The choices of ``auto`` and their reasons; None: the method was given."""

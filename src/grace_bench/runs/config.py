@@ -14,6 +14,7 @@ from grace.predict.links import Link, link
 from grace.registry import method, resolve
 from grace.run.options import Granularity
 from grace_bench.extras import TOOLKITS, TORCH
+from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.runs.baselines import BASELINES, NO_COMMUNICATION
 
 MOST_WORKERS = 256
@@ -27,11 +28,12 @@ def baselines_of(toolkit: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One training run.
+    """A training run.
 
     Args:
         task: a task's name or ``module:Class``.
-        method: the string that makes the method, "auto" with its knobs, or the name of a baseline.
+        method: the string that makes the method, "auto" with its knobs, an algorithm such as "diloco:every=32", or the name of
+            a baseline.
         workers: processes on this machine, 1 to 256.
         steps, epochs: how long; at most one of them. By default the task decides.
         seed: of the model, the data's order and the method.
@@ -92,6 +94,11 @@ class RunConfig:
         _ = self.network  # an error now, before any process starts; the same holds for
         if self.kind == "method" and wanted(self.method) is None:
             method(self.method)  # the method
+        elif self.kind == "algorithm" and (self.toolkit != TORCH or self.granularity != "parameter"):
+            raise ConfigurationError(
+                f"{self.method} trains replicas of a torch model; legal: --toolkit torch and granularity 'parameter', not "
+                f"{self.toolkit} and {self.granularity!r}"
+            )
         elif self.kind == "method" and (self.toolkit != TORCH or self.granularity != "parameter"):
             raise ConfigurationError(
                 f"{self.method} chooses for the buckets of torch's DistributedDataParallel; legal: --toolkit torch and "
@@ -99,21 +106,23 @@ class RunConfig:
             )
 
     @property
-    def kind(self) -> Literal["method", "baseline"]:
+    def kind(self) -> Literal["method", "baseline", "algorithm"]:
         """The kind of ``method``."""
-        return "baseline" if self.method in BASELINES else "method"
+        if self.method in BASELINES:
+            return "baseline"
+        return "method" if find_algorithm(self.method) is None else "algorithm"
 
     @property
     def network(self) -> Link:
         """The link between the workers."""
-        found = link(self.link, self.latency)
+        network = link(self.link, self.latency)
         if self.machines is None:
-            return found
-        if not found.shaped:
+            return network
+        if not network.shaped:
             raise ConfigurationError(
                 f"machines={self.machines} share a link each: add --link 1gbit, or leave --machines out"
             )
-        return dataclasses.replace(found, name=f"{found.name}, {self.machines} machines")
+        return dataclasses.replace(network, name=f"{network.name}, {self.machines} machines")
 
     @property
     def threads(self) -> int:

@@ -47,15 +47,15 @@ def forecast(document: Document, cores: float | None = None) -> Callable[[Link, 
 def _grow(collectives: Mapping[str, CollectiveTerms], before: int, after: int) -> dict[str, Tally]:
     """The collectives of a step with another number of workers."""
     names = {split_kind(kind)[0] for kind in collectives}
-    found = {}
+    grown = {}
     for kind, told in collectives.items():
         times, larger = _growth(split_kind(kind)[0], names, before, after)
-        found[kind] = Tally(told.per_step * times, told.bytes_per_step * times * larger)
-    return found
+        grown[kind] = Tally(told.per_step * times, told.bytes_per_step * times * larger)
+    return grown
 
 
 def _growth(name: str, names: Container[str], before: int, after: int) -> tuple[float, float]:
-    """How many times as many collectives of this class there are, and how many times as large, with another number of
+    """Growth of the number of collectives of this class, and of their size, as factors, with another number of
     workers: an all-gather beside an all-to-all carries chunks; each worker sends the server a message; without a server each
     worker broadcasts.
     """

@@ -75,13 +75,13 @@ def predict(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
     }
     work = work_of(timings, config, model, measured, tallies)
     predicted_step = step_seconds(work, Probed(timings), config.workers)
-    found = statistics.median(measured.seconds)
+    measured_step = statistics.median(measured.seconds)
     told = {kind: _describe(timings, kind, tally, work.shares) for kind, tally in tallies.items()}
     terms = Terms(
         compute_ms=1000 * statistics.median(measured.compute.seconds),
         compute_cpu_ms=1000 * work.compute,
         codec_cpu_ms=1000 * work.codec,
-        exchange_ms=sum(one.ms_per_step for one in told.values()),
+        exchange_ms=sum(exchange.ms_per_step for exchange in told.values()),
         moving_cpu_ms=1000 * moving_seconds(timings, tallies),
         cores_per_worker=work.cores,
         threads=work.threads,
@@ -89,7 +89,7 @@ def predict(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
         shares=list(work.shares),
         collectives=told,
     )
-    return Prediction(1000 * predicted_step, predicted_step / found - 1, terms)
+    return Prediction(1000 * predicted_step, predicted_step / measured_step - 1, terms)
 
 
 def moving_seconds(timings: Timings, tallies: Mapping[str, Tally]) -> float:

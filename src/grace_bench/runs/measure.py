@@ -10,7 +10,7 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,19 @@ _SILENT_LEAST, _SILENT_WARM = 5, 2
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def steady_from(steps: int) -> int:
-    """The first step of the steady state: the last 100 steps, or the last half of fewer than 200."""
-    return steps - min(STEADY, math.ceil(steps / 2))
+def steady_from(steps: int, period: int = 1) -> int:
+    """The first step of the steady state: the last 100 steps, or the last half of fewer than 200; rounded up to whole periods
+    of steps that are alike as a whole only, as far as there are so many.
+    """
+    least = min(STEADY, math.ceil(steps / 2))
+    return steps - min(steps // period * period or steps, math.ceil(least / period) * period)
+
+
+def by_period(seconds: Sequence[float], period: int) -> list[float]:
+    """The mean time of a step in each whole period, or in all, where there is none. In seconds."""
+    whole = len(seconds) // period * period
+    parts = [seconds[at : at + period] for at in range(0, whole, period)] or [seconds]
+    return [sum(part) / len(part) for part in parts]
 
 
 def forget_peak() -> None:

@@ -1,4 +1,4 @@
-"""How a task's optimizer is adjusted to a method: some cannot use the task's own learning rate or momentum."""
+"""Adjustment of a task's optimizer to a method: some cannot use the task's own learning rate or momentum."""
 
 from __future__ import annotations
 

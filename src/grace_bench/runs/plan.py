@@ -15,6 +15,7 @@ from grace.registry import method
 from grace_bench.devices import device_of
 from grace_bench.extras import TORCH, check_toolkit
 from grace_bench.network.namespaces import LinkError, why_not
+from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.runs.baselines import BASELINES, NO_COMMUNICATION
 from grace_bench.runs.config import RunConfig, baselines_of
 from grace_bench.tasks import TASKS, find_task
@@ -48,20 +49,20 @@ class SweepPlan:
         Raises:
             ConfigurationError: one of them cannot be.
         """
-        found: dict[RunConfig, None] = {}
+        configs: dict[RunConfig, None] = {}
         for workers in self.workers:
             for link in self.links:
                 common = self.common if link != "none" else {**self.common, "latency": 0.0, "machines": None}
                 for number, toolkit, task in itertools.product(range(self.rounds), self.toolkits, self.tasks):
                     torchs = set(BASELINES) - set(baselines_of(toolkit))
-                    for name in (*(one for one in self.baselines if one not in torchs), *self.methods):
+                    for name in (*(baseline for baseline in self.baselines if baseline not in torchs), *self.methods):
                         for seed in self.seeds[:1] if name == NO_COMMUNICATION else self.seeds:
                             config = RunConfig(
                                 task=task, method=name, workers=workers, link=link, seed=seed, toolkit=toolkit, round=number,
                                 **common,
                             )  # fmt: skip
-                            found[config] = None
-        return list(found)
+                            configs[config] = None
+        return list(configs)
 
 
 def add_baseline(methods: Sequence[str]) -> list[str]:
@@ -72,7 +73,7 @@ def add_baseline(methods: Sequence[str]) -> list[str]:
     """
     kept: dict[str, str] = {}
     for spec in ["none", *methods]:
-        kept.setdefault(repr(wanted(spec) or method(spec)), spec)
+        kept.setdefault(spec if find_algorithm(spec) else repr(wanted(spec) or method(spec)), spec)
     return list(kept.values())
 
 

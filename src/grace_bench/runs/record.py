@@ -25,7 +25,9 @@ from grace_bench import machine
 from grace_bench.devices import ON_CPU, Placement, name_device
 from grace_bench.extras import TORCH
 from grace_bench.runs import results
+from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.runs.config import RunConfig
+from grace_bench.runs.measure import by_period
 from grace_bench.runs.results import Failure, Point, Quartiles, Result, quartiles
 from grace_bench.tasks import Task
 
@@ -36,7 +38,7 @@ _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def find_environment(threads: int, placement: Placement = ON_CPU) -> results.Environment:
-    """Where a run takes place, as far as it bears on the numbers."""
+    """The environment of a run, as far as it bears on the numbers."""
     tcp = _TCP.read_text().strip() if _TCP.exists() else None
     return results.Environment(
         **machine.versions(), cores=os.cpu_count(), threads_per_worker=threads, tcp=tcp, backend=placement.backend,
@@ -47,14 +49,20 @@ def find_environment(threads: int, placement: Placement = ON_CPU) -> results.Env
 def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
     """The part of a document that is known before the run."""
     link, kind, auto = config.network, config.kind, wanted(config.method)
+    if kind == "method":
+        family = "auto" if auto else recipe(parse(config.method)[0]).family
+        written = str(auto) if auto else as_call(grace.method(config.method))
+    else:
+        algorithm = find_algorithm(config.method)
+        family, written = kind if algorithm is None else algorithm.family, config.method
     return {
         "created": machine.now(),
         "kind": kind,
-        "family": "baseline" if kind == "baseline" else "auto" if auto else recipe(parse(config.method)[0]).family,
+        "family": family,
         "task": config.task,
         "method": short(config.method),
         "toolkit": config.toolkit,
-        "recipe": config.method if kind == "baseline" else str(auto) if auto else as_call(grace.method(config.method)),
+        "recipe": written,
         "workers": config.workers,
         "seed": config.seed,
         "round": config.round,
@@ -127,10 +135,10 @@ def result_of(
 def _find_compressed(
     config: RunConfig, trained: dict[str, nn.Parameter], auto: dict[str, Any] | None
 ) -> list[nn.Parameter]:
-    if config.kind == "baseline":
+    if config.kind != "method":
         return []
     if wanted(config.method) is not None:
-        methods = {name: one["method"] for one in (auto or {}).get("buckets", ()) for name in one["tensors"]}
+        methods = {name: bucket["method"] for bucket in (auto or {}).get("buckets", ()) for name in bucket["tensors"]}
         return [
             p
             for name, p in trained.items()
@@ -144,7 +152,7 @@ def times_of(measured: Measurements, samples: int) -> results.Times:
     """The steady state; ``samples``: of all workers, in a step."""
     steps, steady = len(measured.seconds), measured.steady
     step, compute = (
-        Quartiles(**quartiles([1000 * s for s in measured.seconds])),
+        Quartiles(**quartiles([1000 * s for s in by_period(measured.seconds, measured.period)])),
         1000 * statistics.median(measured.compute.seconds),
     )
 
@@ -164,7 +172,7 @@ def times_of(measured: Measurements, samples: int) -> results.Times:
 
 
 def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
-    """When an evaluation first met the task's target; nulls if none did."""
+    """The first evaluation that met the task's target; nulls if none did."""
     if task.target is None:
         return None
     sign = 1 if task.better == "higher" else -1

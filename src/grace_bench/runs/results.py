@@ -33,7 +33,7 @@ class LinkSetting(Struct, frozen=True):
 
 
 class Environment(Struct, frozen=True):
-    """Where a run took place, as far as it bears on the numbers."""
+    """The environment of a run, as far as it bears on the numbers."""
 
     python: str = "?"
     torch: str = "?"
@@ -166,7 +166,7 @@ class Prediction(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """One evaluation. ``metrics``: the task's own, null where one is not finite; the rest is so far."""
+    """An evaluation. ``metrics``: the task's own, null where one is not finite; the rest is so far."""
 
     step: Count
     epoch: float
@@ -185,7 +185,7 @@ class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
     method: str
     family: str
     recipe: str
-    kind: Literal["method", "baseline"]
+    kind: Literal["method", "baseline", "algorithm"]
     workers: Annotated[int, Meta(ge=1)]
     seed: Count
     round: Count = 0

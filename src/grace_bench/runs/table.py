@@ -41,21 +41,21 @@ def line(document: Document) -> dict[str, Any]:
 @functools.cache
 def columns() -> dict[str, tuple[str, ...]]:
     """The columns, and where in a document each is: what the types of documents say."""
-    found: dict[str, tuple[str, ...]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for kind in (Result, Failure):
         for path in [("status",), *_leaves(inspect.type_info(kind))]:
-            found.setdefault(_column(path), path)
-    return found
+            paths.setdefault(_column(path), path)
+    return paths
 
 
 def _leaves(kind: inspect.Type) -> Iterator[tuple[str, ...]]:
     assert isinstance(kind, inspect.StructType)
     for field in kind.fields:
         among = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
-        inner = next((one for one in among if isinstance(one, inspect.StructType)), None)
+        inner = next((kind for kind in among if isinstance(kind, inspect.StructType)), None)
         if inner is not None:
             yield from ((field.name, *path) for path in _leaves(inner))
-        elif not any(_is_long(one) for one in among):
+        elif not any(_is_long(kind) for kind in among):
             yield (field.name,)
 
 
@@ -81,13 +81,13 @@ def table_csv(documents: Sequence[Document]) -> str:
 def curves_csv(documents: Sequence[Document]) -> str:
     """All curves, tidy: a line for each run and evaluation."""
     lines = []
-    for one in documents:
-        if isinstance(one, Result):
-            run = {key: getattr(one, key) for key in _OF_A_CURVE} | {"link": one.link.name}
-            for point in one.curve:
+    for document in documents:
+        if isinstance(document, Result):
+            run = {key: getattr(document, key) for key in _OF_A_CURVE} | {"link": document.link.name}
+            for point in document.curve:
                 plain = {**run, **msgspec.structs.asdict(point)}
                 lines.append({**plain, **plain.pop("metrics")})
-    return _csv(lines, list(dict.fromkeys(key for one in lines for key in one)))
+    return _csv(lines, list(dict.fromkeys(key for line in lines for key in line)))
 
 
 def _csv(lines: Sequence[dict[str, Any]], heading: Sequence[str]) -> str:

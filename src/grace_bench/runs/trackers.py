@@ -25,18 +25,18 @@ class Tracker(Protocol):
 
 def summary(document: Result) -> dict[str, float]:
     """The numbers of a run that are not part of its curve, as far as it has them."""
-    found = line(document)
-    return {key: float(value) for key in _SUMMARY if (value := found[key]) is not None}
+    row = line(document)
+    return {key: float(value) for key in _SUMMARY if (value := row[key]) is not None}
 
 
 def _points(document: Result) -> list[tuple[int, dict[str, float]]]:
     """Step and metrics of each evaluation."""
     points = [(point.step, {"train_loss": point.train_loss, **point.metrics}) for point in document.curve]
-    return [(step, {key: value for key, value in found.items() if value is not None}) for step, found in points]
+    return [(step, {key: value for key, value in values.items() if value is not None}) for step, values in points]
 
 
 class TensorBoard:
-    """One folder for each run under ``folder``.
+    """A folder for each run under ``folder``.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -59,7 +59,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """One run in ``project`` for each run here; WANDB_MODE=offline keeps them in ``folder``.
+    """A run in ``project`` for each run here; WANDB_MODE=offline keeps them in ``folder``.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -71,8 +71,8 @@ class Wandb:
     def log(self, name: str, document: Result) -> None:
         """See :class:`Tracker`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        found = line(document)
-        config = {key: found[key] for key in ("task", "method", "workers", "seed", "granularity", "link", "family")}
+        row = line(document)
+        config = {key: row[key] for key in ("task", "method", "workers", "seed", "granularity", "link", "family")}
         run = self.wandb.init(
             project=self.project, name=name, config=config, dir=str(self.folder), reinit="finish_previous",
             mode=os.environ.get("WANDB_MODE"), settings=self.wandb.Settings(silent=True),  # stderr is the progress's

@@ -1,4 +1,4 @@
-"""One training run, seen from one worker whose process group exists."""
+"""A training run, seen from one worker whose process group exists."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from grace_bench.devices import Placement, move, place, wait_for
 from grace_bench.network.interface import ByteCounts, read_counters
 from grace_bench.network.namespaces import INTERFACE
 from grace_bench.runs import measure
+from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.runs.baselines import NO_COMMUNICATION, Counters, NoExchange, connect
 from grace_bench.runs.config import SYNTHETIC, RunConfig
 from grace_bench.runs.link_model import predict
@@ -48,7 +49,7 @@ class Measurements:
     Attributes:
         all: counters of the whole run. steady: of the steady state alone. nic: what the interface counted in it.
         seconds: of each step of the steady state. cpu: this process's, for each of them. total: of all
-            steps. silent: whether nothing was exchanged.
+            steps. silent: whether nothing was exchanged. period: steps that are alike as a whole only.
     """
 
     all: Counters
@@ -62,6 +63,7 @@ class Measurements:
     buckets: list[int]
     peak: int
     auto: dict[str, Any] | None = None
+    period: int = 1
 
 
 class Training:
@@ -89,6 +91,8 @@ class Training:
         self.steps = count_steps(config, self.task)
         self.task.steps = self.steps
         self.silent = config.method == NO_COMMUNICATION
+        self.algorithm = find_algorithm(config.method)
+        self.period = 1 if self.algorithm is None else self.algorithm.period
 
     def run(self, command: list[str]) -> Result | None:
         """Trains, evaluates, checks; the result on rank 0."""
@@ -108,11 +112,13 @@ class Training:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OptimizerWarning)  # the optimizer gets what the method needs
             trained = self._connect(model)
-        optimizer = self._make_optimizer(model, changes.momentum)
+        optimizer = trained.join(self._make_optimizer(model, changes.momentum))
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
             self._check_replicas(model)
-        if config.machines is not None or any(" along " in kind for kind in measured.steady.collectives):
+        if self.algorithm is not None:
+            self.probe = None  # it models the exchange of each step's gradient
+        elif config.machines is not None or any(" along " in kind for kind in measured.steady.collectives):
             self.probe = None  # the link model knows one kind of link
         if self.probe is not None:
             self.probe.learn_copying()
@@ -140,6 +146,8 @@ class Training:
     def _connect(self, model: nn.Module) -> NoExchange:
         """The model under the run's method, or its baseline."""
         config = self.config
+        if self.algorithm is not None:
+            return self.algorithm.connect(model, config.seed, config.lr)
         return connect(config.method, model, config.granularity, config.seed, self.rank, config.workers)
 
     # ---- the optimizer ----------------------------------------------------------------------------------------------
@@ -151,8 +159,11 @@ class Training:
         if self.config.kind == "method" and wanted(self.config.method) is None:
             adjustment = adjust(optimizer, grace.method(self.config.method))
         scale, momentum, why = 1.0, None, None
-        if self.config.lr is not None:
-            scale, why = self.config.lr / peak, LR_ASKED
+        lr = self.config.lr
+        if lr is None and self.algorithm is not None:
+            lr = self.algorithm.lr
+        if lr is not None:
+            scale, why = lr / peak, LR_ASKED
         elif adjustment is not None:
             scale, why = adjustment.lr_scale, str(adjustment)
         if adjustment is not None and adjustment.momentum is not None:
@@ -172,7 +183,7 @@ class Training:
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
-        """One step; the loss. It has ended when the device is done."""
+        """Takes a step; returns the loss. It has ended when the device is done."""
         optimizer.zero_grad()
         batch = move(batch, self.placement.device)
         loss = self.task.loss(model, batch)
@@ -198,9 +209,9 @@ class Training:
         steps = min(self.steps, _SILENT_MOST) if self.silent else self.steps
         marks = set() if self.silent else evaluation_steps(self.steps, config.evaluations)
         curve, seconds, last_report = list[Point](), list[float](), 0.0
-        steady, before, nic, cpu = measure.steady_from(steps), Counters(), None, 0.0
-        if self.rank == 0 and not self.silent:
-            curve.append(self._evaluate(model, 0, 0.0, 0, None))
+        steady, before, nic, cpu = measure.steady_from(steps, self.period), Counters(), None, 0.0
+        if not self.silent:
+            self._note(curve, trained, 0, 0.0, None)
         model.train()
         for step in range(steps):
             batch = next(batches)  # not part of the step: in real training a loader's processes do it
@@ -209,19 +220,18 @@ class Training:
                 before, nic, cpu = trained.count(), read_counters(INTERFACE), 0.0
             start, spent = time.perf_counter(), time.process_time()
             loss = self._step(model, optimizer, batch, step)
+            if step + 1 == steps:
+                trained.end()
             now = time.perf_counter()
             cpu += time.process_time() - spent
             seconds.append(now - start)
             trained.step()
             marked = step + 1 in marks
-            if self.rank == 0:
-                if now - last_report > _REPORT_SECONDS or step + 1 == steps:
-                    self.on_progress(step + 1, steps)
-                    last_report = now
-                if marked:
-                    sent = trained.count().sent
-                    curve.append(self._evaluate(model, step + 1, sum(seconds), sent, loss.item()))
+            if self.rank == 0 and (now - last_report > _REPORT_SECONDS or step + 1 == steps):
+                self.on_progress(step + 1, steps)
+                last_report = now
             if marked:
+                self._note(curve, trained, step + 1, sum(seconds), loss.item())
                 dist.barrier()  # so that waiting for rank 0's evaluation is nobody's step time
         return curve, Measurements(
             all=trained.count(),
@@ -235,13 +245,20 @@ class Training:
             buckets=trained.bucket_bytes(),
             peak=measure.peak_bytes(),
             auto=trained.explain(),
+            period=self.period,
         )
 
+    def _note(self, curve: list[Point], trained: NoExchange, step: int, seconds: float, loss: float | None) -> None:
+        """Rank 0 evaluates the model that all ranks have, and adds it to the curve."""
+        sent = trained.count().sent if step else 0
+        with trained.shared() as model:
+            if self.rank == 0:
+                curve.append(self._evaluate(model, step, seconds, sent, loss))
+
     def _evaluate(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:
-        inner = getattr(model, "module", model)
         if self.placement.device.type != "cpu":  # the test set is the host's
-            inner = copy.deepcopy(inner).cpu()
-        metrics = {name: _none_unless_finite(value) for name, value in self.task.evaluate(inner).items()}
+            model = copy.deepcopy(model).cpu()
+        metrics = {name: _none_unless_finite(value) for name, value in self.task.evaluate(model).items()}
         train = None if loss is None else _none_unless_finite(loss)
         epoch = step / self.epoch_steps
         return Point(step, epoch, seconds, sent, train, metrics)
@@ -252,16 +269,16 @@ class Training:
         Raises:
             AgreementError: they do not.
         """
-        mine = digest(model.parameters())
-        assert mine is not None
-        digests = TorchDistributed().run(AllGather(mine)).tolist()
+        own_digest = digest(model.parameters())
+        assert own_digest is not None
+        digests = TorchDistributed().run(AllGather(own_digest)).tolist()
         differ = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if differ:
             raise AgreementError(f"after {self.steps} steps the parameters of ranks {differ} are not those of rank 0")
 
 
 def place_worker(config: RunConfig, rank: int) -> Placement:
-    """Where this worker works; launchers tell its number on its machine, or else it is its rank."""
+    """Place of this worker on its machine; launchers tell its number on its machine, or else it is its rank."""
     local = int(os.environ.get("LOCAL_RANK", rank))
     return place(config.device, local, int(os.environ.get("LOCAL_WORLD_SIZE", config.workers)), config.network.shaped)
 
@@ -280,7 +297,7 @@ def load_task(config: RunConfig) -> Task:
 
 
 def count_steps(config: RunConfig, task: Task) -> int:
-    """How many steps a run has."""
+    """Number of steps of a run."""
     if config.steps is not None:
         return config.steps
     if config.epochs is not None:

@@ -33,11 +33,11 @@ class DigitsProblem:
         self._alpha, self._batch, self._hidden, self._seed = alpha, batch, hidden, seed
         task = Digits()
         task.read(None)
-        found = task.pictures
-        assert isinstance(found, ArrayPictures)
-        self._x, self._y = found.images.flatten(1) / 8 - 1, found.labels
-        self._test = found.test_images.flatten(1) / 8 - 1, found.test_labels
-        self._of = [torch.nonzero(self._y == one).view(-1).numpy() for one in range(CLASSES)]
+        pictures = task.pictures
+        assert isinstance(pictures, ArrayPictures)
+        self._x, self._y = pictures.images.flatten(1) / 8 - 1, pictures.labels
+        self._test = pictures.test_images.flatten(1) / 8 - 1, pictures.test_labels
+        self._of = [torch.nonzero(self._y == label).view(-1).numpy() for label in range(CLASSES)]
         self._mixtures: dict[int, NDArray[Any]] = {}  # by worker, cumulated
 
     def model(self) -> dict[str, Tensor]:
@@ -64,7 +64,9 @@ class DigitsProblem:
             random = np.random.default_rng((self._seed, worker, step))
             classes = np.searchsorted(self._mixtures[worker], random.random(self._batch)).clip(max=CLASSES - 1)
             places = random.random(self._batch)
-            rows.append([self._of[one][int(at * len(self._of[one]))] for one, at in zip(classes, places, strict=True)])
+            rows.append(
+                [self._of[label][int(at * len(self._of[label]))] for label, at in zip(classes, places, strict=True)]
+            )
         index = torch.tensor(np.array(rows))
         own = {name: p.expand(len(rows), *p.shape).clone().requires_grad_() for name, p in model.items()}
         scores = _scores(own, self._x[index])  # [P, b, 10]

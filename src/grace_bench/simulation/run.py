@@ -61,8 +61,8 @@ name_owner(Setting, "simulate")
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """Who is there. gone: places of workers that go before it, each as the list is then; a new one comes for each, at the end
-    of the list. present, late: places in the list after that.
+    """Attendance of workers. gone: places of workers that go before it, each as the list is then; a new one comes for each, at
+    the end of the list. present, late: places in the list after that.
     """
 
     gone: list[int]

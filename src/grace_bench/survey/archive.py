@@ -40,10 +40,10 @@ def read_archive(path: Path) -> list[SurveyRow]:
         if isinstance(error, FileNotFoundError):
             raise
         raise DocumentError(f"{path} is no Parquet file: {error}") from error
-    said = (table.schema.metadata or {}).get(SCHEMA.encode(), b"nothing").decode()
-    if said != str(VERSION):
+    version = (table.schema.metadata or {}).get(SCHEMA.encode(), b"nothing").decode()
+    if version != str(VERSION):
         raise DocumentError(
-            f"{path} is an archive of {SCHEMA} version {said}; legal: {VERSION}; the Grace that made it reads it"
+            f"{path} is an archive of {SCHEMA} version {version}; legal: {VERSION}; the Grace that made it reads it"
         )
     try:
         rows = msgspec.convert(table.to_pylist(), list[SurveyRow])
@@ -107,11 +107,11 @@ def merge(*parts: Sequence[SurveyRow]) -> list[SurveyRow]:
         DocumentError: two parts say different things of one run, a task's data differ within a source, or runs of one protocol
             differ in more than it names.
     """
-    found: dict[Any, SurveyRow] = {}
+    merged: dict[Any, SurveyRow] = {}
     digests: dict[tuple[str, str], SurveyRow] = {}
     settings: dict[tuple[object, ...], SurveyRow] = {}
     for row in (row for part in parts for row in part):
-        before = found.setdefault(row.key, row)
+        before = merged.setdefault(row.key, row)
         if not same_run(before, row):
             raise DocumentError(
                 f"{_name(row)} is there twice, and the two differ: keep the one that its command repeats"
@@ -137,7 +137,7 @@ def merge(*parts: Sequence[SurveyRow]) -> list[SurveyRow]:
                 f"{_name(row)} has the learning rate {row.peak_lr:g}, where others of its method and protocol have "
                 f"{first.peak_lr:g}: give its plan a protocol of another name"
             )
-    return list(found.values())
+    return list(merged.values())
 
 
 def check_row(row: SurveyRow) -> None:
@@ -218,7 +218,7 @@ def _columns(arrow: Any) -> Any:
 
 def _column(arrow: Any, kind: inspect.Type) -> Any:
     if isinstance(kind, inspect.UnionType):  # with null, which every column may have
-        return _column(arrow, next(one for one in kind.types if not isinstance(one, inspect.NoneType)))
+        return _column(arrow, next(inner for inner in kind.types if not isinstance(inner, inspect.NoneType)))
     if isinstance(kind, inspect.ListType):
         return arrow.list_(_column(arrow, kind.item_type))
     if isinstance(kind, inspect.LiteralType):

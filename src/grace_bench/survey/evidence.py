@@ -105,18 +105,18 @@ def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS
     with. ``limit``: which share of uncompressed training's quality may be lost before a method counts as learning less.
     """
     plain = grace.spell(grace.method("none"))
-    found = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
-    if not found:
+    pairs = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
+    if not pairs:
         return None
-    judged = _longest([task for task, pair in found.items() if all(one.low is not None for one in pair)])
-    less = [task for task in judged if found[task][1].beats(found[task][0]) and loss_of(*found[task]) > limit]
+    judged = _longest([task for task, pair in pairs.items() if all(quality.low is not None for quality in pair)])
+    less = [task for task in judged if pairs[task][1].beats(pairs[task][0]) and loss_of(*pairs[task]) > limit]
     verdict: Verdict = "less" if less else "keeps" if len(judged) >= TASKS else "unsure"
-    worst = max(less or judged or found, key=lambda task: loss_of(*found[task]))
-    one, fp32 = found[worst]
+    worst = max(less or judged or pairs, key=lambda task: loss_of(*pairs[task]))
+    quality, fp32 = pairs[worst]
     protocol, task, steps = worst
     return Evidence(
-        verdict, task, protocol, steps, metrics[worst], one.median if math.isfinite(one.median) else None, fp32.median,
-        one.seeds, len({task[1] for task in found}), sum(one.seeds for one, _ in found.values()),
+        verdict, task, protocol, steps, metrics[worst], quality.median if math.isfinite(quality.median) else None, fp32.median,
+        quality.seeds, len({task[1] for task in pairs}), sum(quality.seeds for quality, _ in pairs.values()),
     )  # fmt: skip
 
 
@@ -133,14 +133,14 @@ def read_evidence() -> tuple[Table, dict[Task, str]]:
     """The qualities in this package, and the metric of each task."""
     text = (files(__package__) / FILE).read_text(encoding="utf-8")
     places = msgspec.convert(json.loads(text), list[TaskQualities])  # with infinities, which only json reads
-    return {one.key: one.methods for one in places}, {one.key: one.metric for one in places}
+    return {place.key: place.methods for place in places}, {place.key: place.metric for place in places}
 
 
-def loss_of(one: Quality, fp32: Quality) -> float:
-    """How much worse it is in the median, as a share of uncompressed training's; infinite where it diverged."""
-    if not math.isfinite(one.median):
+def loss_of(quality: Quality, fp32: Quality) -> float:
+    """Loss of quality in the median, as a share of uncompressed training's; infinite where it diverged."""
+    if not math.isfinite(quality.median):
         return math.inf
-    return (fp32.median - one.median if one.higher else one.median - fp32.median) / abs(fp32.median)
+    return (fp32.median - quality.median if quality.higher else quality.median - fp32.median) / abs(fp32.median)
 
 
 def _longest(tasks: Iterable[Task]) -> list[Task]:

@@ -1,4 +1,4 @@
-"""When runs reach a quality: bf16's, which every method is measured by."""
+"""Times when runs reach a quality: bf16's, which every method is measured by."""
 
 from __future__ import annotations
 

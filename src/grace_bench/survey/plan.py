@@ -18,7 +18,7 @@ from grace_bench.survey.row import TRIAL, SurveyRow
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table ``[[runs]]``. Every seed of every task and method is a run; the seed changes last.
+    """A table ``[[runs]]``. Every seed of every task and method is a run; the seed changes last.
 
     Attributes:
         protocol: its name, in every row. tasks, methods, seeds, workers: see :class:`grace_bench.runs.config.RunConfig`.
@@ -65,7 +65,7 @@ class Planned:
         """The run with the learning rate of the trial that ended best; of equals, or if all diverged, the first."""
         ends = [(row.final, row.better == "higher", lr) for row, lr in zip(trials, self.grid, strict=True)]
         best = [(end if higher else -end, lr) for end, higher, lr in ends if end is not None]
-        lr = max(best, key=lambda one: one[0])[1] if best else self.grid[0]
+        lr = max(best, key=lambda pair: pair[0])[1] if best else self.grid[0]
         return Planned(self.protocol, replace(self.config, lr=lr))
 
 
@@ -77,18 +77,18 @@ def read_plan(path: Path) -> list[Planned]:
         UnknownNameError: a task or a method that does not exist.
     """
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=_File)
+        file = msgspec.toml.decode(path.read_bytes(), type=_File)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {by_path(error)}") from error
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     try:
-        for block in found.runs:
+        for block in file.runs:
             _check_block(block)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     with from_file():
-        runs = [run for block in found.runs for run in expand(block)]
+        runs = [run for block in file.runs for run in expand(block)]
         check([run.config for run in runs])
     return list(dict.fromkeys(runs))
 
@@ -107,7 +107,7 @@ def expand(block: Block) -> list[Planned]:
         for task in block.tasks
         for method in methods
     ]
-    return [one for run in runs for one in (*run.trials, run)]
+    return [trial for run in runs for trial in (*run.trials, run)]
 
 
 def _check_block(block: Block) -> None:

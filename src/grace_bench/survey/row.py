@@ -17,7 +17,7 @@ TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rat
 
 
 class SurveyRow(Struct, frozen=True, kw_only=True):
-    """One run. Two rows of one :attr:`key` are the same run.
+    """A run. Two rows of one :attr:`key` are the same run.
 
     Attributes:
         protocol: by which its length and learning rate were chosen.
@@ -106,6 +106,6 @@ def decode_row(text: bytes | str) -> SurveyRow:
     return row
 
 
-def same_run(one: SurveyRow, other: SurveyRow) -> bool:
+def same_run(row: SurveyRow, other: SurveyRow) -> bool:
     """True if two rows say the same, up to the processor time that they took."""
-    return msgspec.structs.replace(one, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)
+    return msgspec.structs.replace(row, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)

@@ -86,14 +86,16 @@ def run_all(
     work({run: run for run in runs if not run.grid})
     ready: dict[Planned, Planned] = {}
     for run in (run for run in runs if run.grid):
-        found = [rows.get(trial) or find(trial) for trial in run.trials]
-        known = [row for row in found if row is not None]
-        if len(known) == len(found):
+        trial_rows = [rows.get(trial) or find(trial) for trial in run.trials]
+        known = [row for row in trial_rows if row is not None]
+        if len(known) == len(trial_rows):
             ready[run.settle(known)] = run
         else:
             told(
                 Done(
-                    run, None, f"{len(found) - len(known)} of its {len(found)} trials of a learning rate have no result"
+                    run,
+                    None,
+                    f"{len(trial_rows) - len(known)} of its {len(trial_rows)} trials of a learning rate have no result",
                 )
             )
     work(ready)

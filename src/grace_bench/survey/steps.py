@@ -1,4 +1,4 @@
-"""How long a step of each task takes under each method, over the networks of the survey: its table, which a machine measures
+"""Times of a step of each task under each method, over the networks of the survey: a table, which a machine measures
 once, idle (:mod:`grace_bench.advise.steps`). Everything else of the survey needs no quiet machine.
 """
 
@@ -75,9 +75,9 @@ def to_measure(rows: Iterable[SurveyRow]) -> dict[tuple[str, int, int], list[str
     for row in rows:
         if row.source == "embedded" and row.device == "cpu":
             places.setdefault(row.task, {}).setdefault((row.workers, row.batch), []).append(row)
-    found = {}
+    methods = {}
     for task, of in sorted(places.items()):
-        (workers, batch), runs = max(of.items(), key=lambda one: len(one[1]))
+        (workers, batch), runs = max(of.items(), key=lambda item: len(item[1]))
         if workers > 1:
-            found[task, workers, batch] = sorted({row.method for row in runs})
-    return found
+            methods[task, workers, batch] = sorted({row.method for row in runs})
+    return methods

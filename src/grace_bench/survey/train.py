@@ -33,7 +33,7 @@ class Together(Training):
     """
 
     def __init__(self, config: RunConfig, on_progress: Progress):
-        if config.kind == "baseline" or config.network.shaped or config.toolkit != "torch":
+        if config.kind != "method" or config.network.shaped or config.toolkit != "torch":
             raise ConfigurationError(
                 f"the survey runs methods in torch, not {config.method!r} in {config.toolkit} over {config.link!r}; "
                 "grace bench train does"
@@ -115,8 +115,8 @@ class Together(Training):
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         kept, losses = buffers, list[float]()
         gradients: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
-        for rank, mine in enumerate(batches):
-            batch = next(mine)
+        for rank, stream in enumerate(batches):
+            batch = next(stream)
             _restore(model, buffers)
             optimizer.zero_grad()
             torch.set_rng_state(random[rank])

@@ -19,14 +19,14 @@ __all__ = ["TASKS", "DataInfo", "Source", "Task", "find_task"]
 
 def _discover() -> dict[str, type[SuiteTask]]:
     """The tasks of this package's modules, by name: those of the paper's size first."""
-    found: dict[str, type[SuiteTask]] = {}
+    tasks: dict[str, type[SuiteTask]] = {}
     for module in pkgutil.iter_modules(__path__):
         for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
             if type(value) is GenericAlias:  # in Python 3.10 one is a class, too
                 continue
             if isinstance(value, type) and issubclass(value, SuiteTask) and "name" in vars(value):
-                found[value.name] = value
-    return dict(sorted(found.items(), key=lambda item: (bool(item[1].four_worker_steps), item[0])))
+                tasks[value.name] = value
+    return dict(sorted(tasks.items(), key=lambda item: (bool(item[1].four_worker_steps), item[0])))
 
 
 TASKS = _discover()
@@ -44,10 +44,10 @@ def find_task(spec: str) -> Task:
         return TASKS[spec]()
     if ":" not in spec:
         raise unknown("task", spec, [*TASKS, "module:Class"], "grace tasks prints all tasks; yours is module:Class.")
-    found = load(spec, "task")
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    kind = load(spec, "task")
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigurationError(
             f"task {spec!r}: {spec.rpartition(':')[2]} is not a subclass of grace_bench.tasks.Task"
         )
-    task: Task = found()
+    task: Task = kind()
     return task

@@ -43,7 +43,7 @@ class ResNet20Small(ResNet20):
 
 
 class ResNet8Tiny(ResNet20Small):
-    """One block a stage instead of three, twice the channels of the small one, images of 16 x 16 pixels."""
+    """ResNet with one block a stage instead of three, twice the channels of the small one, images of 16 x 16 pixels."""
 
     name = "resnet8_tiny"
     about = "ResNet-8 on shapes of 16 x 16 pixels, long runs"

@@ -16,7 +16,7 @@ Source = Literal["embedded", "official", "synthetic"]
 
 
 class DataInfo(TypedDict):
-    """Where a result's data came from.
+    """Origin of a result's data.
 
     Attributes:
         name: of the data set. procedural: made by a program, so not real data: pages and figures say so.
@@ -32,7 +32,7 @@ class DataInfo(TypedDict):
 
 
 class Task(abc.ABC):
-    """One task. The runner sets ``workers``, calls ``load`` or ``load_synthetic``, sets ``steps``, and then calls
+    """A task. The runner sets ``workers``, calls ``load`` or ``load_synthetic``, sets ``steps``, and then calls
     ``model``, ``optimizer``, ``batches`` and ``lr``. A task of your own needs only the abstract methods.
 
     Attributes:

@@ -24,9 +24,9 @@ def _read_table() -> Array:
     """``[1797, 65]``: 64 pixels, then the label. Read from scikit-learn's file if it is in its usual place:
     importing scikit-learn takes a worker longer than everything else before its first step.
     """
-    found = importlib.util.find_spec("sklearn")
-    if found is not None and found.origin is not None:
-        file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    spec = importlib.util.find_spec("sklearn")
+    if spec is not None and spec.origin is not None:
+        file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.exists():
             return np.loadtxt(file, delimiter=",")
     digits = need("sklearn.datasets", extra="bench").load_digits()
@@ -92,9 +92,9 @@ class Digits(ImageTask):
         share, unused = self.steps_per_epoch(world) * self.batch, np.random.RandomState(0)
         for epoch in itertools.count():
             order = np.random.default_rng((seed, epoch)).permutation(self.samples)
-            mine = order[rank::world][:share]
+            indices = order[rank::world][:share]
             for start in range(0, share, self.batch):
-                yield self.pictures.training(mine[start : start + self.batch], unused)
+                yield self.pictures.training(indices[start : start + self.batch], unused)
 
     def lr(self, step: int) -> float:
         return warm_cosine(step, self.steps, self.peak, max(1, self.steps // 10))

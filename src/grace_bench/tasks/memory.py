@@ -1,4 +1,4 @@
-"""How much memory a worker needs at least, found without allocating it: on torch's fake tensors."""
+"""Least memory that a worker needs, found without allocating it: on torch's fake tensors."""
 
 from __future__ import annotations
 

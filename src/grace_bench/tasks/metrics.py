@@ -33,13 +33,13 @@ def negatives(pairs: Array, held: Array, items: int, count: int = 100, seed: int
     """
     random, users = stream(seed, 0), np.arange(len(held))
     touched = np.unique(np.concatenate([pairs[:, 0] * items + pairs[:, 1], users * items + held]))
-    found = random.randint(0, items, (len(held), count))
+    drawn = random.randint(0, items, (len(held), count))
     while True:
-        codes = users[:, None] * items + found
+        codes = users[:, None] * items + drawn
         again = touched[np.minimum(np.searchsorted(touched, codes), len(touched) - 1)] == codes
         if not again.any():
-            return found
-        found[again] = random.randint(0, items, int(again.sum()))
+            return drawn
+        drawn[again] = random.randint(0, items, int(again.sum()))
 
 
 def hit_rate(scores: Tensor, candidates: Tensor, k: int = 10) -> tuple[float, float]:

@@ -42,7 +42,7 @@ class Augmentation:
 
 
 class Pictures(Protocol):
-    """Where pictures come from."""
+    """Source of pictures."""
 
     def training(self, index: Array, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
         """Pictures, float32 ``[n, c, s, s]``, and labels ``[n]``."""

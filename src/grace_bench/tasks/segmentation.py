@@ -68,8 +68,8 @@ class UNet(SuiteTask):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, masks = batch
         logits = model(images)
-        found = logits.sigmoid()
-        dice = 1 - (2 * (found * masks).sum() + 1) / (found.sum() + masks.sum() + 1)
+        probabilities = logits.sigmoid()
+        dice = 1 - (2 * (probabilities * masks).sum() + 1) / (probabilities.sum() + masks.sum() + 1)
         return torch.where(dice < _DICE_FROM, dice, functional.binary_cross_entropy_with_logits(logits, masks))
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

@@ -146,8 +146,8 @@ class SuiteTask(Task):
     def data_info(self) -> DataInfo:
         if self.data is None:
             raise ConfigurationError(f"task {type(self).__name__}: call load or load_synthetic first")
-        found = self.data
-        return {"name": found.name, "procedural": found.procedural, "digest": found.digest(), "source": self.source}
+        data = self.data
+        return {"name": data.name, "procedural": data.procedural, "digest": data.digest(), "source": self.source}
 
     def worker_bytes(self) -> int:
         self._divide_batch()
@@ -165,9 +165,9 @@ def epochs_of(
         order = np.arange(samples, dtype=np.int32 if samples < 1 << 31 else np.int64)
         stream(seed, epoch << _RANKS).shuffle(order)
         own = stream(seed, (epoch << _RANKS) + 1 + rank)
-        mine = order[rank::world][:share]
+        indices = order[rank::world][:share]
         for start in range(0, share, batch):
-            yield mine[start : start + batch], own
+            yield indices[start : start + batch], own
 
 
 def tensor(array: Array) -> Tensor:

@@ -77,11 +77,11 @@ class LSTM(SuiteTask):
 
     def batches_of(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
         # Where a text begins does not depend on the seed: the order is the text's own.
-        mine = _streams(self.text["train"], self.batch * world)[rank * self.batch : (rank + 1) * self.batch]
+        streams = _streams(self.text["train"], self.batch * world)[rank * self.batch : (rank + 1) * self.batch]
         while True:
             carry = Carry()
             for k in range(self.steps_per_epoch(world)):
-                x = mine[:, k * self.length : (k + 1) * self.length + 1]
+                x = streams[:, k * self.length : (k + 1) * self.length + 1]
                 yield x[:, :-1], x[:, 1:], carry
 
     def synthetic_batch(self, random: np.random.RandomState) -> Batch:

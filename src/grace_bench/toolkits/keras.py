@@ -90,8 +90,11 @@ class KerasReplica(Replica):
         for v, (name, p) in zip(self.variables, self.recipe.model.named_parameters(), strict=True):
             p.copy_(to_torch(name, keras.ops.convert_to_numpy(v)))
         for norm, (_, torchs) in self._norms():
-            for mine, theirs in ((norm.moving_mean, torchs.running_mean), (norm.moving_variance, torchs.running_var)):
-                theirs.copy_(torch.tensor(keras.ops.convert_to_numpy(mine)))
+            for variable, theirs in (
+                (norm.moving_mean, torchs.running_mean),
+                (norm.moving_variance, torchs.running_var),
+            ):
+                theirs.copy_(torch.tensor(keras.ops.convert_to_numpy(variable)))
 
     def _norms(self) -> Any:
         """Keras's norms beside torch's."""

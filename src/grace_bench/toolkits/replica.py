@@ -24,7 +24,7 @@ _TABLES = ("user", "item", "embedding")  # whose rows are looked up: the same in
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSetup:
-    """How a run trains, whatever the toolkit.
+    """Setup of a run's training, whatever the toolkit.
 
     Attributes:
         task: with its data. model: torch's, with the first weights; evaluation and documents go on using it.
@@ -52,7 +52,7 @@ class ReplicaSetup:
 
 
 class Replica(abc.ABC):
-    """One worker's model in a toolkit. It begins with torch's weights, alone."""
+    """A worker's model in a toolkit. It begins with torch's weights, alone."""
 
     @abc.abstractmethod
     def __init__(self, recipe: ReplicaSetup):
@@ -68,7 +68,7 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def step(self, batch: Any, index: int) -> float:
-        """One step, the loss before it; ``index`` tells the learning rate. All work is done when it returns."""
+        """Takes a step; returns the loss before it. ``index`` tells the learning rate. All work is done when it returns."""
 
     @abc.abstractmethod
     def store(self) -> None:

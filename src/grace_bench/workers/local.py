@@ -57,7 +57,7 @@ def launch(
     """
     first = configs[0]
     shared = [(c.workers, c.network, c.threads, c.toolkit) for c in configs]
-    if any(one != shared[0] for one in shared):
+    if any(value != shared[0] for value in shared):
         raise ValueError("runs that share their workers need the same workers, link, threads and toolkit")
     shaped = (
         ShapedNetwork(first.network, first.workers, first.machines)
@@ -146,7 +146,7 @@ def find_killed(statuses: Sequence[int | None]) -> tuple[int, str] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Workers:
-    """One set of workers, seen from the process that started them."""
+    """A set of workers, seen from the process that started them."""
 
     job: Job
     scratch: Scratch
@@ -178,22 +178,22 @@ class _Workers:
                 if now is not None and now[0] == run:
                     on_progress(*now[1:])
             elif time.monotonic() - since > config.timeout:
-                said = (
+                message = (
                     f"the workers reported nothing for {config.timeout:.0f} s and were stopped. {scratch.read_tail()}"
                 )
-                return self._fail(run, said.strip())
+                return self._fail(run, message.strip())
         return decode(scratch.outcome(run).read_bytes())
 
     def _fail(self, run: int, error: str) -> Failure:
         return failure_of(self.job.configs[run], error, self.job.command)
 
     def _tell(self, config: RunConfig, statuses: Sequence[int | None]) -> str:
-        """Why the workers ended before the run did."""
+        """The reason why the workers ended before the run did."""
         if (killed := find_killed(statuses)) is not None:
             rank, name = killed
             hint = "; was there enough memory?" if name == "SIGKILL" else ""
             return f"{config.method}: rank {rank} of {config.workers} was ended by {name}{hint}"
-        tail, status = self.scratch.read_tail(), next((one for one in statuses if one), 0)
+        tail, status = self.scratch.read_tail(), next((status for status in statuses if status), 0)
         return f"{config.method}: the workers ended with status {status}" + (f":\n{tail}" if tail else "")
 
 

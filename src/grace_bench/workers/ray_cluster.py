@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.5
 
 
 class RayWorker:
-    """One worker, in a process of Ray's."""
+    """A worker, in a process of Ray's."""
 
     def __init__(self, rank: int):
         self.rank, self.done = rank, (0, 0)

@@ -1,4 +1,4 @@
-"""How the workers of a run find each other, and run it together."""
+"""Rendezvous of the workers of a run, and their run together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GRACE_SECONDS = 60.0  # beyond the run's own time-out, until the slowest worker
 
 
 class RunEnding(msgspec.Struct):
-    """How a worker's part in a run ended. ``consequence``: its error follows from another worker's."""
+    """End of a worker's part in a run. ``consequence``: its error follows from another worker's."""
 
     rank: int
     error: str | None = None
@@ -72,7 +72,7 @@ def attend(
         other. None on other ranks.
     """
     result: Result | None = None
-    mine = RunEnding(rank)
+    ending = RunEnding(rank)
     try:
         with _group(store, name, rank, config):
             training = _training_of(config)(config, rank, on_progress, _find_probe(config))
@@ -80,14 +80,14 @@ def attend(
             del training
             dist.barrier()
     except Exception as error:
-        mine = _describe(rank, error)
+        ending = _describe(rank, error)
         traceback.clear_frames(error.__traceback__)  # they hold the group, and with it connections others wait on
         error.__traceback__ = None
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group()
     gc.collect()
-    store.set(f"{name}/ending/{rank}", msgspec.json.encode(mine).decode())
+    store.set(f"{name}/ending/{rank}", msgspec.json.encode(ending).decode())
     if rank != 0:
         return None
     wait = datetime.timedelta(seconds=config.timeout + _GRACE_SECONDS)
@@ -95,8 +95,8 @@ def attend(
     try:
         store.wait(keys, wait)
     except RuntimeError:
-        said = f"{config.method}: a worker did not say within {wait.total_seconds():.0f} s how the run ended"
-        return failure_of(config, said, command)
+        message = f"{config.method}: a worker did not say within {wait.total_seconds():.0f} s how the run ended"
+        return failure_of(config, message, command)
     endings = [msgspec.json.decode(store.get(key), type=RunEnding) for key in keys]
     first = find_cause(endings)
     if first is None:
@@ -125,7 +125,9 @@ def _find_probe(config: RunConfig) -> Probe | None:
 
 def find_cause(endings: Sequence[RunEnding]) -> RunEnding | None:
     """The cause of a run's end: an error, or a lost connection only if there is no other; None if there is none."""
-    return min((one for one in endings if one.error is not None), key=lambda one: one.consequence, default=None)
+    return min(
+        (ending for ending in endings if ending.error is not None), key=lambda ending: ending.consequence, default=None
+    )
 
 
 def _describe(rank: int, error: BaseException) -> RunEnding:

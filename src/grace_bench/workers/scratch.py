@@ -23,11 +23,11 @@ class Scratch:
         self._progress = folder / "progress"
 
     def log(self, rank: int) -> Path:
-        """Where all goes that this worker prints."""
+        """File that gets all that this worker prints."""
         return self.folder / f"worker.{rank}.log"
 
     def outcome(self, run: int) -> Path:
-        """Where the document of a run is once it has ended."""
+        """Place of a run's document once it has ended."""
         return self.folder / f"outcome.{run}.json"
 
     def report(self, run: int, done: int, steps: int) -> None:

@@ -93,9 +93,9 @@ def sweep(
     """
     ended: dict[RunConfig, RunOutcome] = {}
     for config in configs:
-        if out is not None and (found := find_finished(config, out)) is not None:
-            ended[config] = found
-            watcher.end_run(found)
+        if out is not None and (finished := find_finished(config, out)) is not None:
+            ended[config] = finished
+            watcher.end_run(finished)
     for batch in _batch([config for config in configs if config not in ended]):
         watcher.begin_run(batch[0])
         since = time.monotonic()
@@ -107,7 +107,7 @@ def sweep(
                 with _explain_write_errors(out):
                     if out is not None and file is not None:
                         write_atomically(file, encode(document))
-                        write_tables([one.document for one in ended.values()], out)
+                        write_tables([run.document for run in ended.values()], out)
                 if isinstance(document, Result):
                     for tracker in trackers:
                         tracker.log(Path(file_name(config)).stem, document)

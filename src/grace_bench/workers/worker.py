@@ -1,4 +1,4 @@
-"""One worker of some runs, one after the other: ``python -m grace_bench.workers.worker SCRATCH``."""
+"""A worker of some runs, one after the other: ``python -m grace_bench.workers.worker SCRATCH``."""
 
 from __future__ import annotations
 

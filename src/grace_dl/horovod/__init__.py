@@ -39,7 +39,7 @@ def stand_in() -> str:
         >>> hvd.is_initialized()
         False
     """
-    if any(isinstance(one, _Finder) for one in sys.meta_path):
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return "a stand-in"
     if importlib.util.find_spec("horovod") is None:
         sys.meta_path.insert(0, _Finder())

@@ -74,17 +74,17 @@ def check_start() -> None:
 
 
 def rank() -> int:
-    """Which worker this is."""
+    """Rank of this worker in the job."""
     return transport().rank
 
 
 def size() -> int:
-    """How many workers there are."""
+    """Number of workers."""
     return transport().world
 
 
 def local_rank() -> int:
-    """Which worker of this machine this is."""
+    """Rank of this worker among those of its machine."""
     transport()
     place = find_mpi_place()
     if place is not None and place.local_rank is not None:
@@ -93,19 +93,19 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many workers this machine has, according to the launcher; all, if it does not say."""
+    """Number of workers of this machine, according to the launcher; all, if it does not say."""
     return _read(
         "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", default=size()
     )
 
 
 def cross_rank() -> int:
-    """Which machine this is, if all have equally many workers."""
+    """Number of this machine, if all have equally many workers."""
     return rank() // local_size()
 
 
 def cross_size() -> int:
-    """How many machines there are, if all have equally many workers."""
+    """Number of machines, if all have equally many workers."""
     return -(-size() // local_size())
 
 
@@ -178,17 +178,17 @@ def broadcast(tensor: Tensor, root_rank: int) -> Tensor:
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, **knobs: Any) -> Any:
     """The root's object, pickled. Only what the job's own workers sent is unpickled."""
-    mine = _pickle(obj) if rank() == root_rank else torch.zeros(0, dtype=torch.uint8, device="cpu")
-    count = int(broadcast(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"), root_rank))
-    raw = mine if rank() == root_rank else torch.zeros(count, dtype=torch.uint8, device="cpu")
+    pickled = _pickle(obj) if rank() == root_rank else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    count = int(broadcast(torch.tensor([pickled.numel()], dtype=torch.int64, device="cpu"), root_rank))
+    raw = pickled if rank() == root_rank else torch.zeros(count, dtype=torch.uint8, device="cpu")
     return _unpickle(broadcast(raw, root_rank))
 
 
 def allgather_object(obj: Any, name: str | None = None, **knobs: Any) -> list[Any]:
     """Everyone's objects, pickled."""
-    mine = _pickle(obj)
-    sizes = run(AllGather(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"))).view(-1).tolist()
-    return [_unpickle(raw) for raw in allgather(mine).split_with_sizes(sizes)]
+    pickled = _pickle(obj)
+    sizes = run(AllGather(torch.tensor([pickled.numel()], dtype=torch.int64, device="cpu"))).view(-1).tolist()
+    return [_unpickle(raw) for raw in allgather(pickled).split_with_sizes(sizes)]
 
 
 def _pickle(value: Any) -> Tensor:

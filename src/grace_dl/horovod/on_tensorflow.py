@@ -38,7 +38,7 @@ class DistributedGradientTape:
     """
 
     def __init__(self, gradtape: Any, *args: Any, grace: Any = None, compression: Any = None, **knobs: Any):
-        grace = next((one for one in args if isinstance(one, Communicator)), grace)
+        grace = next((argument for argument in args if isinstance(argument, Communicator)), grace)
         self._tape, self._grc, self._compression = gradtape, grace, compression
 
     @keep_python
@@ -99,12 +99,12 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def rank_op(*args: Any, **knobs: Any) -> Any:
-    """Which worker this is, as a tensor."""
+    """Rank of this worker, as a tensor."""
     return tf.constant(common.rank())
 
 
 def size_op(*args: Any, **knobs: Any) -> Any:
-    """How many workers there are, as a tensor."""
+    """Number of workers, as a tensor."""
     return tf.constant(common.size())
 
 

@@ -20,7 +20,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compression: ``hvd.Compression.none`` or ``.fp16``; not beside ``grace``.
         **knobs: Horovod's others, which Grace has no use for.
     """
-    grace = next((one for one in args if isinstance(one, Communicator)), grace)
+    grace = next((argument for argument in args if isinstance(argument, Communicator)), grace)
     legacy = not hasattr(optimizer, "apply")
     own = optimizer.apply_gradients if legacy else optimizer.apply
 

@@ -117,7 +117,7 @@ class _ProtocolOptimizer:
         own = type(optimizer)
         optimizer.__class__ = types.new_class(f"Distributed{own.__name__}", (cls, own))
         optimizer._grc, optimizer._named, optimizer._done, optimizer._automatic = grc, pairs, False, True
-        optimizer.register_step_pre_hook(lambda one, *ignored: one._before_step())
+        optimizer.register_step_pre_hook(lambda stepped, *ignored: stepped._before_step())
         return optimizer
 
     def _before_step(self) -> None:

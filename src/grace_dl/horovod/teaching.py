@@ -60,14 +60,14 @@ def teach_tensorflow(hvd: Any) -> None:
 
 
 def _learn(hvd: Any, name: str, original: Any) -> Any:
-    def call(one: Any, *args: Any, grace: Any = None, **knobs: Any) -> Any:
+    def call(first: Any, *args: Any, grace: Any = None, **knobs: Any) -> Any:
         grace = next((given for given in args if isinstance(given, Communicator)), grace)
         if grace is None:
-            return original(one, *args, **knobs)
+            return original(first, *args, **knobs)
         _check_start(hvd)
         from grace_dl.horovod import on_tensorflow  # imports TensorFlow
 
-        return getattr(on_tensorflow, name)(one, grace=grace)
+        return getattr(on_tensorflow, name)(first, grace=grace)
 
     call.knows_grace = True  # type: ignore[attr-defined]
     return original if getattr(original, "knows_grace", False) else call
@@ -102,7 +102,7 @@ class Teacher(importlib.abc.MetaPathFinder):
 
     def begin(self) -> None:
         """Starts to watch imports."""
-        if not any(isinstance(one, Teacher) for one in sys.meta_path):
+        if not any(isinstance(finder, Teacher) for finder in sys.meta_path):
             sys.meta_path.insert(0, self)
         for name in self.NAMES:
             if name in sys.modules:

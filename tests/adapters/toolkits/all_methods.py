@@ -42,7 +42,7 @@ def gradients(rank: int, step: int) -> Means:
 
 
 def expect(world: int) -> list[Means]:
-    """What every door has to give in each step."""
+    """The means that every door has to give in each step."""
     simulator = Simulator(policy(), world)
     return [
         simulator.step({name: [gradients(rank, step)[name] for rank in range(world)] for name in SHAPES})
@@ -51,7 +51,7 @@ def expect(world: int) -> list[Means]:
 
 
 def find_network_sums(name: str) -> bool:
-    """Whether a method lets the network add up floats: with more than two workers in an order of its own."""
+    """True if a method lets the network add up floats: with more than two workers in an order of its own."""
     method, seen = grace.method(_spell(name)), list[Collective]()
     for like in (torch.ones(shape) for tensor, shape in SHAPES.items() if tensor.startswith(f"{name}/")):
         state = method.init(like)
@@ -90,19 +90,19 @@ def through_handover(transport: str) -> Step:
     return step
 
 
-def differences(found: list[Means], expected: list[Means]) -> dict[str, str]:
+def differences(means: list[Means], expected: list[Means]) -> dict[str, str]:
     """By tensor, the first step in which its mean is not the expected one to the bit, the sign of zeros included."""
     wrong: dict[str, str] = {}
-    for step, (mine, want) in enumerate(zip(found, expected, strict=True)):
-        assert mine.keys() == want.keys(), mine.keys() ^ want.keys()
-        for name, x in mine.items():
+    for step, (own, want) in enumerate(zip(means, expected, strict=True)):
+        assert own.keys() == want.keys(), own.keys() ^ want.keys()
+        for name, x in own.items():
             if name not in wrong and not torch.equal(x.view(torch.int32), want[name].view(torch.int32)):
                 wrong[name] = f"step {step}: by at most {(x - want[name]).abs().max():.2g}"
     return wrong
 
 
 def read(folder: Path, door: str, transport: str, rank: int) -> list[Means] | str:
-    """What a rank's means were, or what went wrong there."""
+    """The means of a rank, or the error there."""
     path = folder / f"{door}-{transport}-{rank}.pt"
-    found: list[Means] | str = torch.load(path) if path.exists() else "it wrote nothing"
-    return found
+    means: list[Means] | str = torch.load(path) if path.exists() else "it wrote nothing"
+    return means

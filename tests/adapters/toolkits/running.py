@@ -1,4 +1,6 @@
-"""One toolkit's cases in two real processes: they start once, since toolkits take long to start, and run all cases in turn."""
+"""Runs the cases of a toolkit in two real processes: they start once, since toolkits take long to start, and run all cases in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,13 @@ def run_cases(
     """
     path = Path(__file__).parent / script
     done = fork(path, *args, workers=workers, env=(env,) * workers, after=after)
-    found: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     for rank, (_, output) in enumerate(done):
         for line in output.splitlines():
             if line.startswith(_MARK):
                 told = json.loads(line.removeprefix(_MARK))
-                found.setdefault(told["case"], ["did not run"] * workers)[rank] = told["error"]
-    return found, done
+                errors.setdefault(told["case"], ["did not run"] * workers)[rank] = told["error"]
+    return errors, done
 
 
 def find_cases(script: str) -> list[str]:
@@ -80,11 +82,11 @@ def find_cases(script: str) -> list[str]:
     ]
 
 
-def explain(case: str, found: Mapping[str, list[str]], done: list[tuple[int, str]]) -> str:
-    """What went wrong in a case; empty if nothing did."""
-    errors = found.get(case)
-    if errors is None:
+def explain(case: str, errors: Mapping[str, list[str]], done: list[tuple[int, str]]) -> str:
+    """Errors of a case; empty if there are none."""
+    texts = errors.get(case)
+    if texts is None:
         return "\n".join(
             f"rank {rank}: status {status}\n{output[-3000:]}" for rank, (status, output) in enumerate(done)
         )
-    return "\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error)
+    return "\n".join(f"rank {rank}: {error}" for rank, error in enumerate(texts) if error)

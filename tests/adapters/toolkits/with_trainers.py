@@ -47,7 +47,7 @@ def check_alike(x: Tensor) -> None:
 
 
 def mean_debts(handle: Any) -> dict[str, Tensor]:
-    """What the workers owe the model on average."""
+    """Debts of the workers to the model, on average."""
     debts = {name: x.clone() for name, x in sorted(handle._session.worker.state.debts().items())}
     for x in debts.values():
         dist.all_reduce(x)
@@ -63,7 +63,7 @@ def check_debts(then: dict[str, Tensor], now: dict[str, Tensor]) -> None:
 
 
 def check_lines(lines: list[dict[str, float]], key: str) -> None:
-    """What was logged of steps: ratios of top-k, which a step without compression does not have."""
+    """Logged lines of steps have ratios of top-k, which a step without compression does not have."""
     ratios = [line[key] for line in lines if key in line]
     assert ratios, f"no {key} in {lines}"
     assert all(ratio > 2 for ratio in ratios), ratios
@@ -97,7 +97,7 @@ if LIBRARY == "lightning":
             return torch.utils.data.DataLoader(torch.utils.data.Subset(DATA, rows), 8)
 
     class Noting(L.Callback):
-        """What is owed when training begins, and after each step; and what callbacks are told."""
+        """Notes debts when training begins and after each step, and what callbacks are told."""
 
         told: ClassVar[set[str]] = set()
 
@@ -167,11 +167,11 @@ if LIBRARY == "lightning":
             def state_key(self) -> str:
                 return "Compression"
 
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             other, _ = fit(Forgetful(METHOD), FOLDER / "all.ckpt")
         assert not torch.equal(straight, other)
-        assert rank or any("holds no memories of Grace" in str(one.message) for one in said)
+        assert rank or any("holds no memories of Grace" in str(warning.message) for warning in caught)
 
     def a_second_fit_goes_on(rank: int, world: int) -> None:
         compression, model = Compression(METHOD), Module()
@@ -296,11 +296,11 @@ if LIBRARY == "transformers":
         if rank == 0:
             (checkpoint / FILE).unlink()
         dist.barrier()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             other, _, _ = train(CompressionCallback(METHOD), "all3", str(checkpoint))
         assert not torch.equal(straight, other)
-        assert rank or any("holds no memories of Grace" in str(one.message) for one in said)
+        assert rank or any("holds no memories of Grace" in str(warning.message) for warning in caught)
 
     def what_is_dropped_owes_nothing(rank: int, world: int) -> None:
         """An attack before each step: a backward pass whose gradients are cleared."""

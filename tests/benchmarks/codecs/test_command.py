@@ -35,7 +35,7 @@ def test_json_is_json_only_and_files_are_written(tmp_path):
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    """What an earlier run wrote."""
+    """Document of an earlier run."""
     out = tmp_path_factory.mktemp("before")
     assert call(*SMALL, "--out", str(out)).exit_code == 0
     return out / "codecs.json"

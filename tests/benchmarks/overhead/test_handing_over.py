@@ -1,4 +1,4 @@
-"""What handing over costs is measured, in small; what it costs is not tested."""
+"""The cost of handing over is measured, in small; how much it is, is not tested."""
 
 from __future__ import annotations
 

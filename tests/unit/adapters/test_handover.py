@@ -52,7 +52,7 @@ def some(step: int = 0) -> list[Tensor]:
 
 
 def find(handover: Handover) -> int:
-    """Where a step's first mean is; nobody holds it afterwards (pytest's assert would)."""
+    """Address of a step's first mean; nobody holds it afterwards (pytest's assert would)."""
     return present(handover.mean(some()))[0].data_ptr()
 
 
@@ -196,8 +196,8 @@ def test_who_fails_before_its_first_step_does_not_leave_others_waiting() -> None
         finally:
             assert transport.error is handover.error, "it says so to the others"
 
-    others, mine = in_threads(2, job)
-    assert isinstance(mine, InputError)
+    others, error = in_threads(2, job)
+    assert isinstance(error, InputError)
     assert isinstance(others, threading.BrokenBarrierError)
 
 

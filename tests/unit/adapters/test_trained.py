@@ -1,4 +1,4 @@
-"""Which parameters an optimizer's adapter may exchange."""
+"""Parameters that an optimizer's adapter may exchange."""
 
 from __future__ import annotations
 

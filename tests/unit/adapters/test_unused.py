@@ -1,4 +1,4 @@
-"""Which parameters no rank has used: who says what, and who looks at the answer."""
+"""Parameters that no rank has used: who says what, and who looks at the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``auto`` has chosen goes into a checkpoint, and on from one: of it, of a fixed method, of other workers."""
+"""The choice of ``auto`` goes into a checkpoint, and on from one: of it, of a fixed method, of other workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is offered and tried: once the model is known, and after a look."""
+"""Proposals and trials: once the model is known, and after a look."""
 
 from __future__ import annotations
 

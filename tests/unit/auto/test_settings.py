@@ -1,4 +1,4 @@
-"""What a user may say of ``auto``."""
+"""Settings of ``auto``."""
 
 from __future__ import annotations
 

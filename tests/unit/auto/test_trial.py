@@ -108,19 +108,19 @@ def test_words() -> None:
 # ---- the bound ------------------------------------------------------------------------------------------------------
 def signs_of(kind: type[Trial], sizes: list[float]) -> list[list[tuple[int, int]]]:
     """Odds on both after each pair, for each way in which differences of these sizes may have come out."""
-    found = []
+    odds_seen = []
     for signs in itertools.product((1, -1), repeat=len(sizes)):
         trial, odds = kind(0, 1, "to see"), []
         for sign, size in zip(signs, sizes, strict=True):
-            mine, theirs = (STEP, round(STEP / (1 + size)))[::sign]
-            trial.add(mine, theirs, NEEDED)
+            ours, theirs = (STEP, round(STEP / (1 + size)))[::sign]
+            trial.add(ours, theirs, NEEDED)
             odds.append((trial.gain, trial.loss))
-        found.append(odds)
-    return found
+        odds_seen.append(odds)
+    return odds_seen
 
 
 def fair(kind: type[Trial]) -> bool:
-    """Whether equals are expected to keep their stakes, and get odds of 20 in at most one of 20 trials, 4 in one of 4."""
+    """True if equals are expected to keep their stakes, and get odds of 20 in at most one of 20 trials, 4 in one of 4."""
     draw = random.Random(2)
     for _ in range(4):
         ways = signs_of(kind, [draw.paretovariate(1.0) / 50 for _ in range(9)])

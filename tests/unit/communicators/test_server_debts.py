@@ -67,7 +67,7 @@ def test_ranks_need_not_choose_alike(communicator: str) -> None:
 
 
 def test_states_that_kernels_do_not_take() -> None:
-    """Of some tensors only, of another size, or that move while work is captured."""
+    """States of some tensors only, of another size, or that move while work is captured."""
     debts, lent = ServerDebts((3, 2), (0, 0), 1, torch.device("cpu")), Lent(workspace=Workspace())
     xs, states = [torch.ones(1, 3), torch.ones(1, 2)], [ServerDebt(torch.ones(n), 0, 1, (n,), 0.0) for n in (3, 2)]
     with pretend_capturing():

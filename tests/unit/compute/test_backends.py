@@ -1,4 +1,4 @@
-"""Which backend is chosen, and what happens where there is none."""
+"""Choice of the backend, and what happens where there is none."""
 
 from __future__ import annotations
 

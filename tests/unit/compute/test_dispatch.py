@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs."""
+"""Choice of the implementation of an operation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_module_serves_its_device_and_the_operations_that_it_has(
 
 
 def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a device that every machine has; "cuda" is what it serves."""
+    """A kernel of a device that every machine has; "cuda" is what it serves."""
     (family / "triton.py").write_text(DOUBLE)
     pretend(monkeypatch, meta="triton")
     ops = imported()
@@ -100,7 +100,7 @@ def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file in its folder; here another stands in for it."""
+    """A kernel is one file in its folder; here another stands in for it."""
     from grace.kernels import hash_coefficients, polynomial_hash
 
     name, file = "grace.kernels.hashing.triton", tmp_path / "triton.py"
@@ -157,7 +157,7 @@ def test_what_a_module_only_imports_is_not_its_own(family: Path, monkeypatch: py
 
 
 def test_every_operation_has_a_reference_and_every_implementation_its_signature() -> None:
-    found = 0
+    count = 0
     names = [
         package.name for package in pkgutil.iter_modules(grace.kernels.__path__, "grace.kernels.") if package.ispkg
     ]
@@ -171,8 +171,8 @@ def test_every_operation_has_a_reference_and_every_implementation_its_signature(
                 implementation = dispatch._find(signature, module)
                 if implementation is not None:
                     assert parameters(implementation) == parameters(signature), (signature, module)
-                    found += 1
-    assert found > 0
+                    count += 1
+    assert count > 0
 
 
 def parameters(function: object) -> list[tuple[str, object, object]]:

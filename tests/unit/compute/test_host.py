@@ -51,7 +51,7 @@ class OnTheDevice(TorchDispatchMode):  # type: ignore[misc]
 
 def kept_on_devices() -> dict[str, Any]:
     """The functions of kernels that keep for the process what they have made for a device."""
-    found = {}
+    keepers = {}
     for module in pkgutil.walk_packages(grace.kernels.__path__, "grace.kernels."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if (
@@ -59,15 +59,15 @@ def kept_on_devices() -> dict[str, Any]:
                 and value.__module__ == module.name
                 and "device" in inspect.signature(value).parameters
             ):
-                found[f"{module.name.removeprefix('grace.kernels.')}.{name}"] = value
-    return found
+                keepers[f"{module.name.removeprefix('grace.kernels.')}.{name}"] = value
+    return keepers
 
 
 def test_what_the_process_keeps_is_there_before_another_stream_reads_it() -> None:
     """Nothing is submitted behind the copy, which the host waits for; and nothing is freed that a stream may still read."""
-    found = kept_on_devices()
-    assert found.keys() == KEPT.keys()
-    for name, function in found.items():
+    keepers = kept_on_devices()
+    assert keepers.keys() == KEPT.keys()
+    for name, function in keepers.items():
         assert function.cache_info().maxsize is None, name
         with OnTheDevice() as device:
             function(*KEPT[name], META)

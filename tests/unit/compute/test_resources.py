@@ -39,7 +39,7 @@ def test_where_the_system_does_not_tell_it_is_half_of_what_there_is(monkeypatch,
 
 
 def flags_at(address: int) -> list[str]:
-    """What the system notes of the memory there."""
+    """Flags that the system notes of the memory there."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:

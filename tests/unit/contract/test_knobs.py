@@ -1,4 +1,4 @@
-"""What is legal for a knob follows from its annotation."""
+"""Legal values of a knob follow from its annotation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def ask(*ops: Collective) -> Exchange[list[Tensor]]:
 
 
 def rounds(exchange: Exchange[Any]) -> tuple[list[Collective], Any]:
-    """What one lone worker asks for, and the result. The answer to an all-gather or all-to-all gets a row per worker."""
+    """Questions of a lone worker, and the result. The answer to an all-gather or all-to-all gets a row per worker."""
     asked = []
     op = next(exchange)
     while True:

@@ -17,7 +17,7 @@ from grace.run.worker import Worker
 
 
 def step(worker: Worker, x: torch.Tensor, spoil=None) -> torch.Tensor:
-    """One step of a lone worker; ``spoil`` changes what it gathers."""
+    """A step of a lone worker; ``spoil`` changes what it gathers."""
     run = worker.exchange({"w": x.clone()})
     try:
         op = next(run)

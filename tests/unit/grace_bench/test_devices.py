@@ -1,4 +1,4 @@
-"""Where workers train, as far as a machine without a GPU can show it."""
+"""Devices of workers, as far as a machine without a GPU can show it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_the_tail_is_what_the_workers_wrote_last(tmp_path):
 
 
 def check_leaving(folder, seconds):
-    """Who watches leaves within so many seconds once nobody holds the lifeline."""
+    """A process that watches leaves within so many seconds once nobody holds the lifeline."""
     scratch, left = Scratch(folder), threading.Event()
     os.mkfifo(scratch.lifeline)
     line = os.open(scratch.lifeline, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""What the tests of the block codecs share: every native target does what the reference does, to the bit."""
+"""Shared parts of the tests of the block codecs: every native target does what the reference does, to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of kernels share whose wires are as long as the data want: buckets, exchanges of them, and damage."""
+"""Shared parts of the tests of kernels whose wires have variable length: buckets, exchanges of them, and damage."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Coded:
     bucket: Callable[[Sizes, int, float], Many] = bucket
 
     def messages(self, sizes: Sizes, density: float, W: int) -> tuple[Any, Tensor, list[Many], list[Tensor]]:
-        """Where the wires of W workers lie, these, the workers' tensors, and which are finite."""
+        """Positions of the wires of W workers, these, the workers' tensors, and which are finite."""
         each = [self.bucket(sizes, rank, density) for rank in range(W)]
         choices = [self.choose(many.like, many, self.code) for many in each]
         widths = [choice.widths.tolist() for choice in choices]

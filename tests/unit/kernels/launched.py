@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the file says. ways: of each kernel, with the test that launches it. words: arguments of 32 bits."""
+    """Contents of the file. ways: of each kernel, with the test that launches it. words: arguments of 32 bits."""
 
     words: frozenset[str]
     ways: dict[str, list[tuple[Way, str]]]
@@ -82,7 +82,7 @@ def _see(name: str, value: Any, constant: bool) -> Any:
 
 @contextmanager
 def recorded() -> Iterator[set[Launch]]:
-    """What is launched in the interpreter, whether it then runs or not."""
+    """Launches in the interpreter, whether they then run or not."""
     launches, module = set[Launch](), importlib.import_module("triton.runtime.interpreter")
     run = module.InterpretedFunction.run
 
@@ -133,7 +133,7 @@ def _plain(way: Way, words: Iterable[str]) -> Way:
 
 def _pairs(way: Way) -> set[tuple[str, str]]:
     each = [f"{name}: {value!r}" for name, value in way]
-    return {(one, other) for i, one in enumerate(each) for other in each[i:]}
+    return {(first, second) for i, first in enumerate(each) for second in each[i:]}
 
 
 def _pairs_of(kernel: str, known: Known) -> set[tuple[str, str]]:
@@ -158,13 +158,13 @@ def cover(ways: Iterable[Way], *, pairs: bool = True) -> list[Way]:
 
 
 def derive(records: Iterable[tuple[str, Launch]]) -> Known:
-    """What the file says, from (test, launch)."""
+    """Contents of the file, from (test, launch)."""
     records = sorted(set(records), key=lambda record: (len(record[0]), repr(record)))  # short names before long ones
     words = frozenset(name for _, launch in records for name, value in launch.way if value == WORD)
-    found: dict[str, dict[Way, str]] = {}
+    ways_of: dict[str, dict[Way, str]] = {}
     for test, launch in records:
-        found.setdefault(launch.kernel, {}).setdefault(_plain(launch.way, words), test)
-    return Known(words, {kernel: [(way, ways[way]) for way in cover(ways)] for kernel, ways in sorted(found.items())})
+        ways_of.setdefault(launch.kernel, {}).setdefault(_plain(launch.way, words), test)
+    return Known(words, {kernel: [(way, ways[way]) for way in cover(ways)] for kernel, ways in sorted(ways_of.items())})
 
 
 @cache

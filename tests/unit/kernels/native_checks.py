@@ -1,4 +1,4 @@
-"""What the tests of native kernels share: where they run, and what must be equal to the bit."""
+"""Shared parts of the tests of native kernels: where they run, and what must be equal to the bit."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LEVELS = [1, 2, 3, 7, 9, 31, 40, 127]  # trits, and 3 to 8 bits
 @check.needs_native
 @pytest.mark.parametrize("s", LEVELS)
 def test_native_agrees_for_every_small_size(s: int) -> None:
-    """Of trits and 4 bits; of the others every third size, which all meet another one."""
+    """Every small size of trits and 4 bits; of the others every third size, which all meet another one."""
     step = 1 if s in (1, 7) else 3
     check.assert_agrees(QSGD(levels=s, bucket=24), range(LEVELS.index(s) % step, 71, step), shifts=(1,))
     check.assert_agrees(QSGD(levels=s, bucket=5, norm="l2", shrink=True), range(1, 71, 8), rows=3)

@@ -1,4 +1,4 @@
-"""What is added at places of rows."""
+"""Sums at places of rows."""
 
 from __future__ import annotations
 

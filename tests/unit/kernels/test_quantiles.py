@@ -67,7 +67,9 @@ def encoded(x: Tensor, memory: Tensor, q: int, seen: int, at: int = 0) -> list[T
 @check.needs_native
 @pytest.mark.parametrize("border", [256, 512, 1024, 4096, 32_768, 131_072, 524_288])
 def test_native_agrees_around_borders_with_a_memory(border: int) -> None:
-    """Of parts, of tasks, and of what is stored past the caches; with edges of all numbers, and of a few drawn ones."""
+    """Borders of parts, of tasks, and of what is stored past the caches; with edges of all numbers, and of a few drawn
+    ones.
+    """
     for n in (border - 1, border, border + 1):
         x, memory = check.numbers(1, n), check.numbers(1, n, 1) / 4
         for q, seen in ((16, n), (5, n // 7)):

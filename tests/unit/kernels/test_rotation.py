@@ -104,7 +104,7 @@ def test_what_comes_back_is_what_went() -> None:
 
 @pytest.mark.parametrize("codec", [EDEN(), *SHARED, RHT()], ids=repr)
 def test_the_sum_is_that_of_single_wires_to_rounding(codec: Fused) -> None:
-    """Those of a shared rotation are added up rotated, and rotated back once."""
+    """Wires of a shared rotation are added up rotated, and rotated back once."""
     x = torch.randn(4, 1, 2077, generator=torch.Generator().manual_seed(1))
     wires = [codec.compress_(row.clone(), check.RNG, False) for row in x]
     together, one_by_one = torch.empty(1, 2077), torch.zeros(1, 2077)

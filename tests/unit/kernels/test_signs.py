@@ -1,4 +1,4 @@
-"""One bit for each number: the native kernels against the torch functions that specify them, to the bit."""
+"""Codes of one bit for each number: the native kernels against the torch functions that specify them, to the bit."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def test_native_has_the_bits_of_torch() -> None:
 @needs_native
 @pytest.mark.parametrize("border", [512, 1024, 2048, 32_768, 65_536, 524_288])
 def test_native_has_the_bits_of_torch_around_borders(border: int) -> None:
-    """Of what is rounded together, of blocks, of tasks, and of what is stored past the caches; with a memory, and without."""
+    """Borders of what is rounded together, of blocks, of tasks, and of what is stored past the caches; with a memory, and
+    without.
+    """
     for n in (border - 1, border, border + 1):
         of = 1024, TABLES[n % 3], WORLDS[n % 5]
         with backends.using("reference"):

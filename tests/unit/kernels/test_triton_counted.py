@@ -53,7 +53,7 @@ def reaching(rank: int, many: Many, code: CountedCode) -> Chosen:
 
 
 def sampled(rank: int, many: Many, code: CountedCode) -> Chosen:
-    """One worker's threshold is lowered, and more reach the other's than are sent; and an inf."""
+    """The threshold of one worker is lowered, and more reach the other's than are sent; and an inf."""
     many.xs[1].view(-1)[0] = (1.0, math.inf)[rank]
     share = (1, 2)[rank]
     seen = tuple(min(n, 10) for n in many.sizes)
@@ -68,12 +68,12 @@ def messages(
     """Two workers' tensors, where their wires lie, these, and whether tensors were finite."""
     buckets = [bucket(sizes, rank) for rank in range(2)]
     chosen = [choose(rank, many, code) for rank, many in enumerate(buckets)]
-    widths = [one.widths.tolist() for one in chosen]
+    widths = [choice.widths.tolist() for choice in chosen]
     rows = torch.zeros(2, CountedPlaces(widths, 0, sizes, code).size, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         places = CountedPlaces(widths, rank, sizes, code)
         write_chosen_many(row, buckets[rank], code, chosen[rank], places)
-    return buckets, places, rows, [one.finite for one in chosen]
+    return buckets, places, rows, [choice.finite for choice in chosen]
 
 
 def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES, choose: Any = reaching) -> None:
@@ -119,7 +119,7 @@ def test_wires_of_several_tiles(index: str, narrow: bool) -> None:
 
 
 def widths_of(index: str) -> None:
-    """What the device finds out about codes is what the host knows."""
+    """Widths that the device computes of codes are those that the host knows."""
     pairs = [
         (n, k) for n in (1, 2, 3, 63, 300, 70_000, (1 << 31) - 1) for k in {0, 1, 2, n // 100, n // 9, n} if k <= n
     ]

@@ -63,7 +63,7 @@ def chosen(many: Many, code: GapPairs, rank: int, clustered: bool) -> Chosen:
 
 
 def messages(many: Many, code: GapPairs, clustered: bool = False, W: int = 2) -> tuple[GapPlaces, Tensor]:
-    """Where the wires of W workers lie, and these."""
+    """Positions of the wires of W workers, and these."""
     choices = [chosen(many, code, rank, clustered) for rank in range(W)]
     widths = [choice.widths.tolist() for choice in choices]
     rows = torch.zeros(W, GapPlaces(widths, 0, many.sizes, code).size, dtype=torch.uint8)

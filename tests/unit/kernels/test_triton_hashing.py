@@ -36,11 +36,11 @@ def sketched(
     count_sketches_many(message, many, rows, cols, 2**31 + 9)
     rooms.point(out)
     finite = read_sketches_many(message, rooms, rows, cols, 2**31 + 9)
-    said = [x.clone() for x in out]
+    before = [x.clone() for x in out]
     last = message.clone()
     last[places[-1] // 4 : places[-1] // 4 + rows * cols[-1]] = torch.nan
     spoiled = read_sketches_many(last, rooms, rows, cols, 2**31 + 9)
-    return [message, finite, spoiled, *said, *out[:-1], out[-1].isnan()]
+    return [message, finite, spoiled, *before, *out[:-1], out[-1].isnan()]
 
 
 CASES = [
@@ -56,7 +56,7 @@ def test_sketches_of_a_bucket(case: tuple[Any, ...]) -> None:
 
 
 def test_estimates_are_finite() -> None:
-    """Of numbers near the largest the median of the sums may be larger."""
+    """Estimates are finite, though of numbers near the largest the median of the sums may be larger."""
     many = Many((64,), (0,), [Stream(1, "CountSketch", "a", None, 0)], torch.device("cpu"))
 
     def draw() -> list[Tensor]:
@@ -71,7 +71,9 @@ def test_estimates_are_finite() -> None:
 
 
 def test_numbers_are_added_in_order() -> None:
-    """Of two large ones, which come first, one cancels the other, and the third is left; else it would be lost."""
+    """The order of addition shows: of two large ones, which come first, one cancels the other, and the third is left; else it
+    would be lost.
+    """
     streams = [Stream(1, "CountSketch", "a", None, 0)] * 2
     many = Many((3, 3), (0, 4), streams, torch.device("cpu"))
 

@@ -53,7 +53,7 @@ def bucket(
 
 
 def listed(held: bool, dtype: torch.dtype = torch.float32) -> None:
-    """What is taken, where it was, what the codes of the places say, and what becomes of sums."""
+    """Numbers that are taken, their places, what the codes of the places say, and what becomes of sums."""
     lists = PlaceLists(KEPT, CODES, (1, 0, 3))
 
     def draw() -> list[Tensor]:
@@ -70,8 +70,8 @@ def listed(held: bool, dtype: torch.dtype = torch.float32) -> None:
             put_listed_many(index, sent, many, lists)
             rests += [rest.clone() for rest in many.rests or ()]
         out = bucket(SIZES, [0, 8, 44], False)
-        said = message.clone()
-        said[0], said[50] = -0.0, torch.inf
+        copied = message.clone()
+        copied[0], copied[50] = -0.0, torch.inf
         return [
             index,
             sent,
@@ -81,7 +81,7 @@ def listed(held: bool, dtype: torch.dtype = torch.float32) -> None:
             legal,
             message,
             *rests,
-            sum_listed_many(said, index, out, lists),
+            sum_listed_many(copied, index, out, lists),
             *out.xs,
         ]
 
@@ -165,7 +165,7 @@ def test_codes_of_all_kinds(quant: Any) -> None:
 
 
 def damaged(backend: str) -> list[list[bool]]:
-    """Which tensors have legal wires, where a byte of the last one is another."""
+    """Tensors that have legal wires, where a byte of the last one is another."""
     out = []
     with backends.using(backend), cpu_as_accelerator():
         for codec, at, value in ((Qsparse(0.1), 3, 0xFF), (Qsparse(0.1, 1), 4, 243), (Qsparse(0.1, 3), 4, 0xFF)):

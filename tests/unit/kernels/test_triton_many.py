@@ -1,4 +1,4 @@
-"""What all ranks say of the tensors of a bucket, as a Triton kernel in its interpreter, against the specification."""
+"""Flags of all ranks for the tensors of a bucket, by a Triton kernel in its interpreter, against the specification."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def told(
     world: int, dtype: torch.dtype, rows: int = 1, clear: bool = False, keeps: bool = False, step: int = (1 << 24) - 1
 ) -> list[Tensor]:
-    """What is told of six tensors: one is not finite on the last rank, one has illegal wires, one is both, one has a header
+    """Flags of six tensors: one is not finite on the last rank, one has illegal wires, one is both, one has a header
     that no sender writes, and one is not kept.
     """
     many = Many(SIZES, (), (), CPU, rows)
@@ -67,7 +67,7 @@ def test_what_becomes_of_tensors() -> None:
     assert fine.tolist() == [True, False, False, False, False, True]
     assert known.tolist() == [True, True, True, True, False, True]
     assert right.tolist() == [True, True, False, True, True, True]
-    assert [bool(x.isnan().all()) for x in xs] == [not one for one in fine.tolist()]
+    assert [bool(x.isnan().all()) for x in xs] == [not flag for flag in fine.tolist()]
     cleared = told(2, torch.float32, 1, True)[2:]
     assert [float(x.abs().sum()) for x in cleared[1:5]] == [0.0] * 4
     assert not math.isnan(float(cleared[3].sum()))
@@ -87,7 +87,7 @@ def test_tensors_that_are_poisoned(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_memories_that_stay(drops: bool) -> None:
-    """Where a rest is not to be the memory, and with ``drops`` without what is too large for one."""
+    """Memories stay where a rest is not to be the memory, and with ``drops`` without what is too large for one."""
     most = torch.tensor(torch.finfo(torch.float32).max / 64)
     large = torch.stack((most, most.nextafter(torch.tensor(torch.inf)), -most * 2, *torch.tensor([-0.0, torch.nan])))
 

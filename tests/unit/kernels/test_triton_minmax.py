@@ -101,7 +101,7 @@ def test_several_tiles(code: MinMaxCode) -> None:
 
 @night
 def test_quantiles_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which numbers are looked at is drawn: of more than 4,096 here."""
+    """Quantiles are taken of numbers that are drawn, of more than 4,096 here."""
     monkeypatch.setattr("grace.kernels.quantiles.samples.SMALL", 4096)
     replace(CODED, code=MinMaxCode(6, 4, 2, 0.3, 0.03, "auto")).exchange((9000, 4200, 50, 4097), 0.99, 1)
 
@@ -114,7 +114,7 @@ def test_more_workers_than_a_launch_adds_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_groups_have_a_table_of_their_own() -> None:
-    """Of each number of negative buckets, every bucket has a place, and back."""
+    """Every bucket has a place, and back, for each number of negative buckets."""
     for q, groups in ((2, 2), (7, 3), (16, 8), (256, 100)):
         for z in range(q + 1):
             sides, buckets = BucketGroups.of(q, z, groups), torch.arange(q)
@@ -152,7 +152,7 @@ def test_whatever_is_damaged(code: MinMaxCode) -> None:
     begin, width = places.begins[1] + 4, places.widths[0][1]
     for k in range(36):
         at = k if k < 8 else width - k + 7 if k < 28 else 8 + k * 11 % (width - 8)
-        spoiled, said = rows.clone(), list[Any]()
+        spoiled, results = rows.clone(), list[Any]()
         spoiled[0, begin + at] ^= 1 << k * 5 % 8
         for backend in ("reference", "triton"):
             many = bucket(sizes, 2, 1.0)
@@ -161,9 +161,9 @@ def test_whatever_is_damaged(code: MinMaxCode) -> None:
                     legal = sum_minmax_many(spoiled, many, code, places, 0.5).tolist()
                 except PayloadError:
                     legal = [True, False]
-            said.append([legal, *(x.tolist() for x, fine in zip(many.xs, legal, strict=True) if fine)])
-        assert said[0] == said[1], (at, k)
-        told.add(said[0][0][1])
+            results.append([legal, *(x.tolist() for x, fine in zip(many.xs, legal, strict=True) if fine)])
+        assert results[0] == results[1], (at, k)
+        told.add(results[0][0][1])
     assert told == {True, False}
 
 

@@ -1,4 +1,4 @@
-"""How often Triton kernels go through what they encode, counted in Triton's interpreter: what compressors say of it."""
+"""Passes of Triton kernels over what they encode, counted in Triton's interpreter, against what compressors declare."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ N, W = 1100, 2
 
 
 def count_moved(run: Callable[[], Any], patch: pytest.MonkeyPatch) -> Callable[[Tensor], tuple[int, int]]:
-    """Of a tensor: how many of its bytes launches of kernels read, and how many they write, each once in a launch."""
+    """Counts the bytes of a tensor that launches of kernels read, and that they write, each once in a launch."""
     seen: dict[str, list[list[Any]]] = {"create_masked_load": [], "create_masked_store": []}
     execute = GridExecutor.__call__
 
@@ -76,7 +76,7 @@ def count_moved(run: Callable[[], Any], patch: pytest.MonkeyPatch) -> Callable[[
 
 
 def check_passes(compressor: Compressor, feeds_back: bool, patch: pytest.MonkeyPatch) -> None:
-    """What encoding and decoding move of the tensors that they are given is what is said of them."""
+    """Encoding and decoding move as many bytes of their tensors as is declared."""
     passes = compressor.passes(N)
     assert passes is not None
     x, memory, rest, out = check.numbers(1, N), check.numbers(1, N, 1), torch.empty(1, N), torch.empty(1, N)

@@ -65,7 +65,9 @@ def test_wires_of_a_bucket(case: tuple[Any, ...]) -> None:
 
 
 def test_numbers_are_added_in_order() -> None:
-    """Of two large ones, which come first, one cancels the other, and the third is left; else it would be lost."""
+    """The order of addition shows: of two large ones, which come first, one cancels the other, and the third is left; else it
+    would be lost.
+    """
     many = Many((6,), (0,), [Stream(1, "Sketch", "a", 0, 0)], CPU)
 
     def draw() -> list[Tensor]:

@@ -65,7 +65,7 @@ def test_rows_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- wires of a fixed size ------------------------------------------------------------------------------------------
 def fixed(rows: int = 2) -> None:
-    """Of tensors of several rows each."""
+    """Wires of tensors of several rows each."""
 
     def draw() -> list[Tensor]:
         sizes = (70, 3)

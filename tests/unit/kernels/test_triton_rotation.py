@@ -62,7 +62,7 @@ SIZES = (1, 41, 70)
 
 
 def bucket(codec: Compressor, dtype: torch.dtype) -> list[Tensor]:
-    """What a bucket sends, which tensors were finite, which wires are legal, what is left, and the means of two ranks."""
+    """Payload of a bucket, finite tensors, legal wires, residuals, and the means of two ranks."""
     streams = [Stream(5, "R", str(n), 1, 9) for n in SIZES]
     widths = [codec.facts(n).payload or 0 for n in SIZES]
     places = [3 + 100 * t for t in range(len(SIZES))]  # at odd addresses

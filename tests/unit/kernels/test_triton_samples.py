@@ -55,7 +55,7 @@ def test_samples_that_mislead(n: int) -> None:
 
 
 def test_programs_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 9 tiles, one has noted a few numbers, one some more, and one is read whole."""
+    """Programs go on: of 9 tiles, one has noted a few numbers, one some more, and one is read whole."""
     for name, number in CONSTANTS.items():
         monkeypatch.setattr(tiles, name, number)
     x = torch.rand(9 * 4096 - 9, generator=torch.manual_seed(0))
@@ -71,7 +71,7 @@ def test_buckets_whose_samples_mislead() -> None:
 
 @pytest.mark.parametrize("n", [300, 40_001])
 def test_a_sample_finds_not_many_more(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which no bit of a wire says. The numbers of a short row are its sample."""
+    """A sample finds not many more, which no bit of a wire says. The numbers of a short row are its sample."""
     monkeypatch.setattr(tiles, "_SAMPLE", 8192)
     g, k = torch.Generator().manual_seed(n), n // 100
     x, memory = torch.randn(1, n, generator=g), 3 * torch.randn(1, n, generator=g)

@@ -84,7 +84,7 @@ def _turned_at_once(x, y, total, T: tl.constexpr):  # type: ignore[no-untyped-de
 
 @triton.jit
 def _read_by_all(x, y, total, T: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One thread writes, and all of them read."""
+    """A thread writes, and all of them read."""
     at = y + tl.program_id(0)
     tl.store(at, 1.0)
     tl.store(at, tl.load(at) + 1)

@@ -35,7 +35,7 @@ SIDE = CountedCode("auto", False, SideMeans())
 
 @dataclass(frozen=True)
 class Chooser:
-    """Of two workers' tensors: one has many equal numbers, one no negative ones, one is all zeros, one not finite."""
+    """Chooser for two workers' tensors: one has many equal numbers, one no negative ones, one is all zeros, one not finite."""
 
     ratio: float
     joint: bool
@@ -110,7 +110,7 @@ def test_thresholds_of_samples(index: str, ratio: float, joint: bool, sample: in
 @night
 @pytest.mark.parametrize("joint", [False, True])
 def test_samples_of_all_small_sizes_and_of_several_tiles(joint: bool) -> None:
-    """Of up to 4,096 numbers all are ranked, of more a network draws."""
+    """Samples of up to 4,096 numbers rank all of them, of more a network draws."""
     wires_and_sums("auto", 0.4, joint, tuple(range(6, 70)), 4)
     wires_and_sums("raw", 0.1, joint, (4095, 1025, 30, 1024, 9000, 20_000), 100)
 
@@ -174,7 +174,7 @@ def in_order() -> None:
 
 
 def spread(rank: int, many: Many, code: CountedCode) -> Chosen:
-    """Of tensors whose sums depend on the order."""
+    """Spread of tensors whose sums depend on the order."""
     for sign, x, memory in zip((1, -1), many.xs, many.memories or (), strict=True):
         memory.zero_()
         x.copy_(sign * uneven())

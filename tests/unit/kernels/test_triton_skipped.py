@@ -1,4 +1,4 @@
-"""Of every Triton kernel, a test that fails without it: a mutant per kernel, in Triton's interpreter.
+"""Every Triton kernel has a test that fails without it: a mutant per kernel, in Triton's interpreter.
 
 A launch that is left out writes nothing, and fresh memory is zero here: nobody finds in it what was computed before. Where
 that leads another kernel out of memory, its launch runs, and one of its outputs is overwritten.
@@ -202,7 +202,7 @@ class Zeroed(TorchDispatchMode):
 
 @contextmanager
 def launches(without: str | None = None) -> Iterator[Counter[str]]:
-    """How often each kernel is launched here. The launches of one are left out, or spoiled."""
+    """Counts the launches of each kernel here. Those of one are left out, or spoiled."""
     seen, launch = Counter[str](), GridExecutor.__call__
     name, value = INSTEAD.get(without or "", ("", 0))
 
@@ -221,14 +221,14 @@ def launches(without: str | None = None) -> Iterator[Counter[str]]:
 
 @cache
 def launched_by(check: Callable[[], None]) -> Counter[str]:
-    """How often a check launches which kernels, and passes."""
+    """Counts of the kernels that a check launches, and passes."""
     with launches() as seen:
         check()
     return seen
 
 
 def test_of_no_kernel_it_is_unknown_who_misses_it() -> None:
-    """Of a new kernel somebody has to say what fails without it."""
+    """A new kernel needs a statement of what fails without it."""
     assert sorted(kernel for kernel, _, _ in CASES) == sorted(read().ways)
 
 

@@ -44,7 +44,7 @@ def numbers(sizes: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float3
 
 
 def staged(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool = True, big: float = 1.0) -> list[Tensor]:
-    """What the operations make of tensors and their rooms."""
+    """Results of the operations on tensors and their rooms."""
     wide = tuple(n + n % 3 for n in sizes)
     many, rooms, out = Many(sizes, (), (), CPU), Many(wide, (), (), CPU), list[Tensor]()
     many.point(numbers(sizes, 0, dtype, odd), numbers(sizes, 1, odd=odd), numbers(sizes, 2, odd=odd))
@@ -74,7 +74,7 @@ def test_staging(dtype: torch.dtype) -> None:
 
 
 def summed(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
-    """What tensors become with memories, and without."""
+    """Sums of tensors with memories, and without."""
     many, out = Many(sizes, (), (), CPU), list[Tensor]()
     for memories in (numbers(sizes, 1, odd=odd), None):
         many.point(numbers(sizes, 0, dtype, odd), memories, numbers(sizes, 2, odd=odd))
@@ -125,7 +125,7 @@ def test_which_have_numbers_that_are_not_zero() -> None:
 
 
 def sixteen(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
-    """What is summed of tensors, and what they become of it."""
+    """Sums of tensors, and what they become of it."""
     many, rounded = Many(sizes, (), (), CPU), Many(sizes, (), (), CPU)
     many.point(numbers(sizes, 0, odd=odd))
     message = torch.zeros(sum(sizes), dtype=dtype)
@@ -143,7 +143,7 @@ def test_what_is_summed_in_sixteen_bits(dtype: torch.dtype) -> None:
 
 
 def weighed(dtype: torch.dtype, share: float, odd: bool, there: bool, once: bool = True) -> list[Tensor]:
-    """What memories are added with factors; ``there``: in the place of the tensors."""
+    """Memories added with factors; ``there``: in the place of the tensors."""
     many, xs, memories = Many(SIZES, (), (), CPU), numbers(SIZES, 0, dtype, odd), numbers(SIZES, 1, odd=odd)
     memories[-1][0, :6] = torch.tensor([1e-41, -2e38, torch.inf, torch.nan, 0.0, -0.0])
     xs[-1][0, :2] = torch.tensor([6e4, 3e38]).to(dtype)

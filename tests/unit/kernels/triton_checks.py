@@ -1,4 +1,4 @@
-"""What the tests of Triton kernels share: Triton's interpreter, and what must be equal to the bit."""
+"""Shared parts of the tests of Triton kernels: Triton's interpreter, and what must be equal to the bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 
 
 def let_agree(executor: Any, args: Sequence[Any]) -> None:
-    """Of a launch that does not run: if a kernel reads what all ranks say, that is said to be as it should be."""
+    """Sets the flags of all ranks as they should be, if a kernel of a launch that does not run reads them."""
     if executor.fn.__name__ == "_agree":
         args[executor.arg_names.index("flags")].fill_(True)
 
@@ -58,7 +58,7 @@ def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @functools.cache
     def find_languages(function: Any) -> set[int]:
-        return {id(one) for one in function.__globals__.values() if one is module.tl or one is module.tl.core}
+        return {id(value) for value in function.__globals__.values() if value is module.tl or value is module.tl.core}
 
     def restore_all(own: Callable[[], None]) -> None:
         while len(scopes) > 1:

@@ -1,6 +1,6 @@
-"""What a GPU does not forgive, and Triton's interpreter does not notice: addresses outside of all tensors, or not aligned to
-what is read there, and results that depend on which program, or which thread of a program, comes first. What the memcheck and
-the racecheck of NVIDIA's Compute Sanitizer look for, in kernels that the interpreter runs.
+"""Sanitizer for what a GPU does not forgive, and Triton's interpreter does not notice: addresses outside of all tensors, or
+not aligned to what is read there, and results that depend on which program, or which thread of a program, comes first. What
+the memcheck and the racecheck of NVIDIA's Compute Sanitizer look for, in kernels that the interpreter runs.
 
 Within a program, two threads are in order only where a barrier is between them, or a number for which all threads wait: a sum
 of a whole tensor, its maximum. A thread is taken for the place of a number in its tensor: what one place writes and another
@@ -49,7 +49,7 @@ class _Storages(TorchDispatchMode):
                 self.known[storage.data_ptr()] = storage.nbytes(), StorageWeakRef(storage)
 
     def spans(self) -> tuple[Any, Any]:
-        """Where memory that is in use begins and ends, ascending, uint64."""
+        """Begins and ends of memory that is in use, ascending, uint64."""
         self.known = {at: (size, alive) for at, (size, alive) in self.known.items() if not alive.expired()}
         begins = np.array(sorted(self.known), np.uint64)
         ends = begins + np.array([self.known[int(at)][0] for at in begins], np.uint64)
@@ -58,7 +58,7 @@ class _Storages(TorchDispatchMode):
 
 @dataclass
 class _Access:
-    """One operation of a program: what it does where."""
+    """An operation of a program: what it does where."""
 
     kind: int
     addresses: Any  # uint64 [m]
@@ -72,7 +72,7 @@ class _Access:
 
 @dataclass
 class _Launch:
-    """One launch of a kernel."""
+    """A launch of a kernel."""
 
     kernel: str
     begins: Any
@@ -122,7 +122,7 @@ class _Launch:
             return
 
         def join(part: Any) -> Any:
-            """Of each byte of all accesses."""
+            """Joins each byte of all accesses."""
             return np.concatenate([np.repeat(part(k, access), access.size) for k, access in enumerate(self.accesses)])
 
         def same(number: Any) -> Any:
@@ -165,7 +165,7 @@ class _Launch:
 
 
 def _line() -> str:
-    """Where a kernel is: the last three calls, without those of the interpreter."""
+    """Location of a kernel: the last three calls, without those of the interpreter."""
     frame, lines = sys._getframe(2), list[str]()
     while frame is not None and len(lines) < 3:
         file = Path(frame.f_code.co_filename)

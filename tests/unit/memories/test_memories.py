@@ -146,7 +146,7 @@ def test_a_memory_takes_the_variant_whose_error_is_bounded():
 
 
 def test_the_gradient_is_lent_as_spare_room():
-    """Where the dtype fits, the mean lies in the gradient's own storage."""
+    """The mean lies in the gradient's own storage where the dtype fits."""
     x = torch.arange(8.0)
     method = ErrorFeedback(TOP1)
     (out,) = simulate([method.exchange(x, method.init(x), Peer(0, 1))])

@@ -1,4 +1,4 @@
-"""What follows states, of a bucket on an accelerator, by few launches: bytes, means and states as on the CPU, one tensor at a
+"""Successors of states, of a bucket on an accelerator, by few launches: bytes, means and states as on the CPU, one tensor at a
 time.
 
 Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
@@ -97,7 +97,7 @@ def test_first_steps_that_are_not_finite(spec: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_launches_of_first_steps_do_not_grow(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which are finite, poison, and states: see docs/data/launches.md."""
+    """Launches for flags, poison and states: see docs/data/launches.md."""
     count = list[str]()
     monkeypatch.setattr(
         "triton.runtime.interpreter.GridExecutor.__call__", lambda self, *_, **__: count.append(self.fn.__name__)

@@ -1,4 +1,4 @@
-"""What the tests of the quantizers share."""
+"""Shared parts of the tests of the quantizers."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ def assert_refuses_garbage(compressor: Compressor, n: int = 23) -> None:
     corrupt = [wire[:, :cut].contiguous() for cut in range(width)]
     for byte in range(width):
         for value in (0x7F, 0x80, 0xFF):
-            one = wire.clone()
-            one[0, byte] = value
-            corrupt.append(one)
+            damaged = wire.clone()
+            damaged[0, byte] = value
+            corrupt.append(damaged)
     corrupt += [torch.randint(0, 256, wire.shape, generator=made, dtype=torch.uint8) for _ in range(40)]
-    for one in corrupt:
+    for damaged in corrupt:
         try:
-            got = decoded(compressor, one, n)
+            got = decoded(compressor, damaged, n)
         except PayloadError:
             refused += 1
         else:
@@ -212,7 +212,7 @@ def assert_loses_nothing(spec: str | Method[Any], n: int = 101, worlds: Sequence
 
 
 def assert_agrees_on_nonfinite(spec: str | Method[Any], n: int = 40) -> None:
-    """One rank's NaN or inf is everyone's, and the state stays as it was."""
+    """A NaN or inf of one rank is everyone's, and the state stays as it was."""
     for bad in (math.nan, math.inf, -math.inf):
         sim = Simulator(grace.Policy([("*", spec)]), 3)
         sim.step({"x": gradients(3, n, 0)})

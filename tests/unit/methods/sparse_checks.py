@@ -1,4 +1,4 @@
-"""What every sparse compressor must hold, for the tests of single methods."""
+"""Laws of every sparse compressor, for the tests of single methods."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def check_corruption(compressor: Compressor, n: int = 300, trials: int = 150) ->
 def run(
     method: Method, xs: list[Tensor], states: list | None = None, step: int = 0, keep: bool = True
 ) -> list[Exchanged]:
-    """One step of all workers."""
+    """A step of all workers."""
     world = len(xs)
     states = [method.init(x) for x in xs] if states is None else states
     return simulate(

@@ -1,4 +1,6 @@
-"""What random numbers of 16 bits leave: the exact mean of C(x), over every number that a stream can draw, beside the bound."""
+"""Bias that random numbers of 16 bits leave: the exact mean of C(x), over every number that a stream can draw, beside the
+bound.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_constants_are_exact_and_so_are_the_ends_of_blocks() -> None:
 
 
 def test_an_offset_costs_no_precision() -> None:
-    """Of what lies far from zero, where a symmetric grid is as coarse as the offset."""
+    """Numbers far from zero keep their precision, where a symmetric grid is as coarse as the offset."""
     x = 100 + torch.randn(1024, generator=torch.Generator().manual_seed(0))
     of = {spec: float((check.applied(grace.method(spec).compressor, x) - x).abs().max()) for spec in ("minmax", "lpc")}
     assert of["minmax"] <= float(x.max() - x.min()) / 15 * 1.001

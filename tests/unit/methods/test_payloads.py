@@ -50,7 +50,7 @@ def test_flipped_bytes(name: str, n: int, flips: list[tuple[int, int]]):
 )
 @pytest.mark.parametrize("cut", [1, 2, 4, 9, -1, -4])
 def test_cut_and_lengthened_wires_are_refused(name: str, cut: int):
-    """Those of plain numbers have one length, which the communicator knows."""
+    """Wires of plain numbers have one length, which the communicator knows."""
     compressor = COMPRESSORS[name]
     x = torch.arange(1.0, 65.0)[None]
     wire = wire_of(compressor, x)

@@ -20,7 +20,7 @@ W = 3
 
 
 def exchanged(way: Way, text: str, shape: tuple[int, int] = (6, 8)) -> list[torch.Tensor]:
-    """What each worker has afterwards."""
+    """Tensors of each worker afterwards."""
     policy = Policy([("*", text)])
     xs = [torch.full(shape, float(rank + 1)) for rank in range(W)]
     runs = [way.exchange(Worker(policy, rank, W), policy.method_for("weight", x, 0), x) for rank, x in enumerate(xs)]
@@ -67,8 +67,8 @@ def test_bytes_are_those_that_are_declared() -> None:
 
 
 def test_methods_that_exchange_alike_are_known() -> None:
-    def same(way: Way, one: str, other: str) -> bool:
-        return way.likeness(make_method(one)) == way.likeness(make_method(other))
+    def same(way: Way, first: str, second: str) -> bool:
+        return way.likeness(make_method(first)) == way.likeness(make_method(second))
 
     assert same(ToOwners(), "natural", "natural:communicator=scatterreduce")
     assert not same(TO_ALL, "natural", "natural:communicator=scatterreduce")

@@ -70,8 +70,8 @@ def make(spec: str) -> list[Worker]:
 
 
 def exchange(workers: list[Worker], given: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    outs = simulate([worker.exchange(one) for worker, one in zip(workers, given, strict=True)])
-    means = [{name: one.mean for name, one in out.items()} for out in outs]
+    outs = simulate([worker.exchange(batch) for worker, batch in zip(workers, given, strict=True)])
+    means = [{name: batch.mean for name, batch in out.items()} for out in outs]
     for worker in workers:
         worker.workspace.reset()
         worker.advance()
@@ -88,24 +88,24 @@ def eager(spec: str, steps: int) -> tuple[list[Worker], list[dict[str, Tensor]]]
 def captured(
     spec: str, steps: int, captures: type[Captures] = Captures
 ) -> tuple[list[Worker], list[dict[str, Tensor]]]:
-    """One step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
+    """A step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
     workers = make(spec)
     exchange(workers, gradients(0))
     for worker in workers:
         worker._captures.__class__ = captures
-    static = [{name: x.clone() for name, x in one.items()} for one in gradients(1)]
+    static = [{name: x.clone() for name, x in batch.items()} for batch in gradients(1)]
     before = [[clone_state(state) for _, state in worker._states.values()] for worker in workers]
     held = [[state for _, state in worker._states.values()] for worker in workers]
-    given = [{name: x.clone() for name, x in one.items()} for one in static]
+    given = [{name: x.clone() for name, x in batch.items()} for batch in static]
     with pretend_capturing(), Graph() as graph:
-        for mine, source in zip(given, static, strict=True):
-            for name in mine:
-                mine[name].copy_(source[name])
+        for tensors, source in zip(given, static, strict=True):
+            for name in tensors:
+                tensors[name].copy_(source[name])
         means = exchange(workers, given)
     for old, new in zip(before, held, strict=True):
         for a, b in zip(leaves(tuple(old)), leaves(tuple(new)), strict=True):
             b.copy_(a)
-    found = []
+    replayed = []
     for step in range(1, steps):
         for source, fresh in zip(static, gradients(step), strict=True):
             for name in source:
@@ -113,9 +113,9 @@ def captured(
         graph.replay()
         for worker in workers:
             worker.replayed()
-        found.append({name: mean.clone() for name, mean in means[1].items()})
+        replayed.append({name: mean.clone() for name, mean in means[1].items()})
         torch.randn(20, 10), torch.randn(37)  # what is free may be taken by others
-    return workers, found
+    return workers, replayed
 
 
 SPECS = [
@@ -128,19 +128,19 @@ SPECS = [
 @pytest.mark.parametrize("spec", SPECS)
 def test_replays_are_steps(spec: str):
     """The same means, memories and counts as without a graph; one step of five is not finite."""
-    (plain, expected), (workers, found) = eager(spec, 6), captured(spec, 6)
-    for step, (mean, other) in enumerate(zip(expected[1:], found, strict=True), 1):
+    (plain, expected), (workers, replayed) = eager(spec, 6), captured(spec, 6)
+    for step, (mean, other) in enumerate(zip(expected[1:], replayed, strict=True), 1):
         for name in mean:
             assert torch.equal(mean[name].nan_to_num(7), other[name].nan_to_num(7)), f"{name!r} in step {step}"
-    for one, other in zip(plain, workers, strict=True):
-        assert one.step == other.step == 6
+    for worker, other in zip(plain, workers, strict=True):
+        assert worker.step == other.step == 6
         for name in ("w", "v"):
-            pairs = zip(leaves(one._states[name][1]), leaves(other._states[name][1]), strict=True)
+            pairs = zip(leaves(worker._states[name][1]), leaves(other._states[name][1]), strict=True)
             assert all(torch.equal(a, b) for a, b in pairs)
-        one._wait_for_pending()
+        worker._wait_for_pending()
         other._wait_for_pending()
-        assert one.nonfinite_seen == other.nonfinite_seen
-        assert one.nonfinite_seen == (0 if spec == "none" else 1)
+        assert worker.nonfinite_seen == other.nonfinite_seen
+        assert worker.nonfinite_seen == (0 if spec == "none" else 1)
 
 
 class NotCopied(Captures):
@@ -151,9 +151,9 @@ class NotCopied(Captures):
 
 
 def test_a_state_that_moves_is_noticed():
-    expected, found = eager("topk:ratio=0.2", 6)[1], captured("topk:ratio=0.2", 6, NotCopied)[1]
+    expected, replayed = eager("topk:ratio=0.2", 6)[1], captured("topk:ratio=0.2", 6, NotCopied)[1]
     assert not all(
-        torch.equal(a["w"].nan_to_num(7), b["w"].nan_to_num(7)) for a, b in zip(expected[1:], found, strict=True)
+        torch.equal(a["w"].nan_to_num(7), b["w"].nan_to_num(7)) for a, b in zip(expected[1:], replayed, strict=True)
     )
 
 
@@ -221,16 +221,16 @@ class Stopped(Captures):
 
 
 def test_a_clock_that_stands_is_noticed():
-    expected, found = eager("qsgd:bits=4", 4)[1], captured("qsgd:bits=4", 4, Stopped)[1]
-    assert torch.equal(expected[1]["w"], found[0]["w"])
-    assert not torch.equal(expected[2]["w"], found[1]["w"])
+    expected, replayed = eager("qsgd:bits=4", 4)[1], captured("qsgd:bits=4", 4, Stopped)[1]
+    assert torch.equal(expected[1]["w"], replayed[0]["w"])
+    assert not torch.equal(expected[2]["w"], replayed[1]["w"])
 
 
 def test_subsets_of_many_follow_the_clock():
     x = [{"w": torch.randn(5000, generator=torch.Generator().manual_seed(t))} for t in range(4)]
     (plain,), (worker,) = make("randomk:ratio=0.01")[:1], make("randomk:ratio=0.01")[:1]
     plain.world = worker.world = 1
-    expected = [exchange_one(plain, {"w": one["w"].clone()}) for one in x]
+    expected = [exchange_one(plain, {"w": batch["w"].clone()}) for batch in x]
     exchange_one(worker, {"w": x[0]["w"].clone()})
     static = x[1]["w"].clone()
     state = clone_state(worker._states["w"][1])
@@ -238,8 +238,8 @@ def test_subsets_of_many_follow_the_clock():
         mean = exchange_one(worker, {"w": static.clone()}, copy=False)
     for a, b in zip(leaves(tuple(state)), leaves(tuple(worker._states["w"][1])), strict=True):
         b.copy_(a)
-    for want, one in zip(expected[1:], x[1:], strict=True):
-        static.copy_(one["w"])
+    for want, batch in zip(expected[1:], x[1:], strict=True):
+        static.copy_(batch["w"])
         graph.replay()
         worker.replayed()
         assert torch.equal(mean, want)

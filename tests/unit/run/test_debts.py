@@ -1,4 +1,4 @@
-"""What is owed is added to the next gradients, at once or in instalments, and then it is gone."""
+"""Debts are added to the next gradients, at once or in instalments, and then they are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker's exchange over a network."""
+"""A worker's exchange over a network."""
 
 from __future__ import annotations
 

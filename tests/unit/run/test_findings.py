@@ -1,4 +1,4 @@
-"""What is not finite is counted, and what is owed is paid only where the mean is."""
+"""Non-finite means are counted, and debts are paid only where the mean is finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where exchanges run: all lanes keep the order of submission; a thread overlaps, the inline lane does not; a stream of a
+"""Lanes, in which exchanges run: all keep the order of submission; a thread overlaps, the inline lane does not; a stream of a
 lane's own waits for others, and is waited for.
 """
 
@@ -17,7 +17,7 @@ from grace.run.streams import CudaStreams, StreamOrder
 
 
 class Stream:
-    """What was submitted and is not done."""
+    """Work that was submitted and is not done."""
 
     def __init__(self, name: str):
         self.name, self.queue, self.done = name, [], 0

@@ -1,4 +1,4 @@
-"""What a run has cost so far."""
+"""Costs of a run so far."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from grace.transports.alone import Alone
 
 
 def perceptron(spec: str, momentum: float, seed: int, steps: int = 260) -> tuple[int | None, list[float]]:
-    """When the watch of rank 0 of two speaks, and the losses."""
+    """Steps at which the watch of rank 0 of two warns, and the losses."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     teacher, optimizer = torch.randn(64, 10), torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)

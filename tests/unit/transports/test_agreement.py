@@ -1,4 +1,4 @@
-"""What an error says of ranks that did not come."""
+"""Errors about ranks that did not come."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_other_memory_is_refused() -> None:
 @needs_memory
 def test_descriptors_are_closed_with_the_transport() -> None:
     def descriptors() -> list[str]:
-        """Those of its kinds: a process has others, which come and go."""
+        """Descriptors of its kinds: a process has others, which come and go."""
         places = []
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # of the listing itself
@@ -300,9 +300,9 @@ def test_a_crowd_of_strangers_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) 
         rank.join()
         assert next(strangers, None) is None, "all of them were seen"
         assert len(crowd) > 4
-        for one in crowd[:-1]:
-            one.setblocking(True)
-            assert one.recv(1) == b"", "closed, and told nothing"
+        for stranger in crowd[:-1]:
+            stranger.setblocking(True)
+            assert stranger.recv(1) == b"", "closed, and told nothing"
         for descriptors in got:
             joining._close_all(descriptors)
     assert len(got) == 2

@@ -1,4 +1,4 @@
-"""What is refused before a transport over MPI is made: each in a process that starts MPI anew."""
+"""Refusals before a transport over MPI is made: each in a process that starts MPI anew."""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""What NCCL needs otherwise than gloo, as far as a machine without a GPU can show it: stand-ins for the group record calls."""
+"""Needs of NCCL that differ from gloo's, as far as a machine without a GPU can show it: stand-ins for the group record
+calls.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_permutation_is_one_batch(transport: Any, monkeypatch: pytest.MonkeyPa
     batches: list[list[tuple[str, int]]] = []
 
     def batch(messages: list[Any]) -> list[Any]:
-        batches.append([(one.op.__name__, one.peer) for one in messages])
+        batches.append([(message.op.__name__, message.peer) for message in messages])
         return []
 
     monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank)

@@ -18,7 +18,7 @@ from grace.jax.xla.random import Array
 
 @dataclass(frozen=True)
 class Codec(abc.ABC):
-    """One of Grace's compressors, with its knobs, inside XLA."""
+    """A compressor of Grace, with its knobs, inside XLA."""
 
     compressor: Any
 

@@ -1,4 +1,4 @@
-"""Who and when: what an exchange inside XLA knows about its worker."""
+"""Place and time: what an exchange inside XLA knows about its worker."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class TopKCodec(Codec):
         return decode_indices(packed, n, k, code), scale_by(values.astype(jnp.float32), weight, place)
 
     def _code(self, n: int) -> tuple[int, str]:
-        """How many of n numbers are sent, and how their places are coded."""
+        """Count of the numbers that are sent, of n, and the code of their places."""
         k = count_kept(self.compressor.ratio, n)
         return k, fixed_code(n, k, self.compressor.index)
 

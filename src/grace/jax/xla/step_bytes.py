@@ -27,7 +27,7 @@ class StepBytes(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times fewer than without compression; infinite where nothing is sent."""
+        """Ratio of the bytes without compression to those with it; infinite where nothing is sent."""
         return self.dense / self.sent if self.sent else float("inf")
 
 

@@ -140,7 +140,7 @@ class _Transformation:
         return (self.axis,) if isinstance(self.axis, str) else tuple(self.axis)
 
     def _workers(self, params: Any) -> int:
-        """How many memories to make: one inside shard_map, where each device makes its own state; else as the mesh says."""
+        """Number of memories to make: one inside shard_map, where each device makes its own state; else as the mesh says."""
         try:
             lax.axis_size(self.axis)
         except NameError:
@@ -178,7 +178,7 @@ class _Transformation:
 
 
 class _Tensor:
-    """One leaf of one step."""
+    """A leaf of a step."""
 
     def __init__(self, plan: TensorPlan, place: TracedPeer, x: Array, memory: Any, inner: Any):
         self.plan, self.place, self.x, self.memory = plan, place, x, memory
@@ -238,7 +238,7 @@ def _varying_axes(x: Array) -> frozenset[str]:
 
 
 def state_specs(state: Any, axis_name: str | tuple[str, ...] = "data") -> Any:
-    """How an optimizer's state lies on the mesh: a ``PartitionSpec`` for each of its leaves. Memories lie along the axis, a
+    """Sharding of an optimizer's state on the mesh: a ``PartitionSpec`` for each of its leaves. Memories lie along the axis, a
     row for each worker; all else is replicated.
 
     Args:

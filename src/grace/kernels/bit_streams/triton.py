@@ -59,7 +59,7 @@ def pack_byte(values, o, n, bits):
 
 @triton.jit
 def bits_set(word):
-    """How many bits of each int32 are set."""
+    """Number of bits of each int32 that are set."""
     word = word.to(tl.uint32, bitcast=True)
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)

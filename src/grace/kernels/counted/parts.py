@@ -1,4 +1,4 @@
-"""How counted wires are coded, and where those of a bucket lie once their widths are known."""
+"""Code of counted wires, and positions of those of a bucket once their widths are known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
 
 
 def fit_listed(bits: Numbers, each: int, sizes: Numbers) -> Numbers:
-    """How many of ``sizes [T]`` numbers fit at most into ``bits [W, T]`` with ``each`` bits beside their places: ``[W, T]``.
+    """Greatest count of ``sizes [T]`` numbers that fits into ``bits [W, T]`` with ``each`` bits beside their places: ``[W,
+    T]``.
 
     A list of k places takes no less than ``k log2(n / k)`` bits, and no less than k, if its size follows from n and k.
     """
@@ -100,7 +101,7 @@ class Chosen:
 
 
 class WirePlaces:
-    """Where the wires of T tensors lie in the messages of W workers, all of the same layout.
+    """Positions of the wires of T tensors in the messages of W workers, all of the same layout.
 
     Args:
         widths: of each worker those of its wires, as they came from the network. own: this worker's rank.
@@ -138,7 +139,7 @@ class WirePlaces:
 
 
 class CountedPlaces(WirePlaces):
-    """Where counted wires lie.
+    """Positions of counted wires.
 
     Args:
         widths, own: as for :class:`WirePlaces`. sizes: the n of each tensor. code: of the wires.

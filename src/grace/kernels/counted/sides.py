@@ -31,7 +31,7 @@ class SideSelection:
 
     @property
     def searches(self) -> int:
-        """How many sides are looked at."""
+        """Number of sides that are searched."""
         return 1 if self.joint else 2
 
     @property

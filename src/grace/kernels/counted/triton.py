@@ -180,7 +180,7 @@ class Lists:
 
 
 class PlacesThere:
-    """Where wires lie, and what programs write and read them, on the device: one copy for each step.
+    """Positions of wires, and the programs that write and read them, on the device: one copy for each step.
 
     where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where the lists that are written begin.
     written, read, spans: the programs. plane: room for what a worker's lists hold. more: on the device, too.
@@ -203,7 +203,7 @@ class PlacesThere:
 
     @staticmethod
     def of(places: CountedPlaces, many: Many) -> PlacesThere:
-        """That of these places, which is made once."""
+        """The device's copy of these places, which is made once."""
         return places.once(lambda: PlacesThere(places, many))
 
 

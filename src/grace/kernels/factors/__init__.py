@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Factors:
-    """Where the thin factors of T matrices, T >= 1, lie on a device.
+    """Positions of the thin factors of T matrices, T >= 1, on a device.
 
     Args:
         sides: m, l and r of each. places: of each the number of a message where its left factor begins.
@@ -69,7 +69,7 @@ class Factors:
 
 
 def begins(sizes: Sequence[int]) -> list[int]:
-    """Where each of these begins, one after the other, and where the last one ends."""
+    """Start of each of these, one after the other, and end of the last one."""
     return [0, *itertools.accumulate(sizes)]
 
 

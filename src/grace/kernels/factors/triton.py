@@ -102,7 +102,7 @@ def project_columns_many(rights: Tensor, matrices: Many, factors: Factors, lefts
 
 
 def _join(factors: Factors, sums: Tensor, out: Tensor, *, along: bool) -> None:
-    """Where rows, or columns, have several pieces."""
+    """Adds up the pieces of rows, or columns, that have several."""
     size, way = (SPAN, 1) if along else (PIECE, 0)
     counts = [block_count(of[2] * of[1 - way], TILE) * (of[way] > size) for of in factors.sides]
     if any(counts):

@@ -22,7 +22,7 @@ __all__ = ["GapLists", "GapPairs", "GapPlaces", "choose_listed_many", "sum_gap_p
 
 @operation
 def choose_listed_many(index: Tensor, fields: Tensor, finite: Tensor, many: Many, lists: GapLists) -> Chosen:
-    """How long the wires are of lists side by side in ``index [K]`` int64, which are legal, and of what comes before them,
+    """Sizes of the wires of lists side by side in ``index [K]`` int64, which are legal, and of what comes before them,
     side by side in ``fields [F]`` uint8. ``finite [T]`` bool: which tensors are.
     """
 

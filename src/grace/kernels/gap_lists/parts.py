@@ -26,7 +26,7 @@ class GapLists:
 
     @property
     def begins(self) -> tuple[int, ...]:
-        """Where what is before each row's code begins among those of all rows, in bytes."""
+        """Offset in bytes of each row's fields before the code, among those of all rows."""
         return tuple(itertools.accumulate(self.before, initial=0))[:-1]
 
     def heads(self, sizes: Sequence[int]) -> list[int]:
@@ -54,7 +54,7 @@ class GapPairs:
 
 
 class GapPlaces(WirePlaces):
-    """Where the wires of T tensors lie in the messages of W workers.
+    """Positions of the wires of T tensors in the messages of W workers.
 
     Args:
         widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.

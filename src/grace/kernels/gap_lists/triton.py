@@ -293,7 +293,7 @@ class GapTable:
 
     @staticmethod
     def of(many: Many, lists: GapLists) -> GapTable:
-        """That of a bucket, which is made once."""
+        """The table of a bucket, which is made once."""
         return many.once((GapTable, lists), lambda: GapTable(many.sizes, many.device, lists))
 
 
@@ -308,7 +308,7 @@ class Laid:
 
 
 class _GapPlacesThere:
-    """Where wires lie, and what programs write and read them, on the device: one copy for each step.
+    """Positions of wires, and the programs that write and read them, on the device: one copy for each step.
 
     where: int64 ``[T]``, the byte where each wire begins. own: int64 ``[T]``, bytes of the codes that are written. rooms:
     int64 ``[W, T]``, of those that are read. written, read, spans: the programs.
@@ -326,7 +326,7 @@ class _GapPlacesThere:
 
     @staticmethod
     def of(places: GapPlaces, many: Many) -> _GapPlacesThere:
-        """That of these places, which is made once."""
+        """The device's copy of these places, which is made once."""
         return places.once(lambda: _GapPlacesThere(places, many))
 
 

@@ -35,7 +35,7 @@ NOT_INCREASING, OUT_OF_RANGE, WRONG_BITS, NO_MEMORY = -2, -3, -4, -5  # why nati
 
 
 class ListLayout(NamedTuple):
-    """How a code lays out k indices below n: its number in native code, how many low bits of each are packed, all bytes."""
+    """Layout of k indices below n in a code: its number in native code, the number of low bits that are packed, all bytes."""
 
     code: int
     low: int

@@ -118,7 +118,7 @@ def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) ->
 
 
 def take(packed: Tensor, n: int, k: int, code: str) -> tuple[Tensor, int]:
-    """One list ``[1, k]`` from the front of uint8 ``[1, w]``, and how many bytes it took: other fields may follow.
+    """Takes one list ``[1, k]`` from the front of uint8 ``[1, w]``; returns it and its bytes: other fields may follow.
 
     Raises:
         PayloadError: as :func:`decode`.

@@ -91,7 +91,7 @@ def _bit_length(value: Tensor) -> Tensor:
 
 
 def _places(width: Tensor, k: int) -> tuple[Tensor, int]:
-    """Where each block starts in the body, in bytes, and where the last one, which may be shorter, ends."""
+    """The start of each block in the body, in bytes, and the end of the last one, which may be shorter."""
     size = 16 * width  # 128 w bits
     starts = size.cumsum(0) - size
     last = k - BLOCK * (width.numel() - 1)

@@ -113,7 +113,7 @@ def _write(
 
 @triton.jit
 def place_in(lists, task):
-    """How many bytes behind the place of a row's wire the values begin."""
+    """Offset of the values in bytes from the place of a row's wire."""
     return tl.load(lists + 8 * task + 7)
 
 
@@ -161,7 +161,7 @@ def _count(
     table, programs, lists, wires, counts, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
     MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """How many bits of each tile are set; none of a raw code."""
+    """Counts the bits of each tile that are set; none of a raw code."""
     _row, tile, this, _other, base, _first, n, k, number, low, low_bytes, size = _list_at(
         table, programs, lists, wires, b, plane, tiles, stride, row_stride,
         n, k, number, low, low_bytes, size, MANY, EACH,
@@ -327,7 +327,7 @@ def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
 
 
 class ListTable:
-    """Where the lists of a bucket's tensors are in their wires, for kernels.
+    """Positions of the lists of a bucket's tensors in their wires, for kernels.
 
     Args:
         many: the tensors. lists: theirs.
@@ -352,7 +352,7 @@ class ListTable:
 
     @staticmethod
     def of(many: Many, lists: PlaceLists) -> ListTable:
-        """That of a bucket, which is made once."""
+        """The table of a bucket, which is made once."""
         return many.once((ListTable, lists), lambda: ListTable(many, lists))
 
     def read(self, rows: Tensor, many: Many, marks: Tensor) -> Tensor:

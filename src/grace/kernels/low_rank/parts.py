@@ -1,4 +1,4 @@
-"""How long the pieces are in which products with a factor are added up."""
+"""Sizes of the pieces in which products with a factor are added up."""
 
 from __future__ import annotations
 

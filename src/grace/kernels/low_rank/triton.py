@@ -47,8 +47,8 @@ def matrix_at(table, sides, programs, x, m, l, r, MANY: tl.constexpr, EVEN: tl.c
 
 @triton.jit
 def begin_of(sides, task, COLUMN: tl.constexpr, MANY: tl.constexpr):
-    """Where a matrix's left factor (3), right factor (4), place in the message (5) or sums of its rows' (6) or columns' (7)
-    pieces begin, in numbers.
+    """Start of a matrix's left factor (3), right factor (4), place in the message (5), or sums of its rows' (6) or columns'
+    (7) pieces, in numbers.
     """
     if MANY:
         begin = tl.load(sides + 8 * task + COLUMN)

@@ -90,7 +90,7 @@ class Many:
 
     @property
     def like(self) -> Tensor:
-        """One number of the dtype of xs, by which kernels know it."""
+        """A number of the dtype of xs, by which kernels know it."""
         dtype = self._dtype
         return self.once(("like", dtype), lambda: torch.zeros(1, dtype=dtype, device=self.device))
 
@@ -205,7 +205,7 @@ class Many:
         return self.once(("spans", key), lambda: to_device(spans_of(host_int64(count())), self.device))
 
     def counts(self, block: int) -> list[int]:
-        """How many blocks of so many numbers each row has."""
+        """Number of blocks of this size in each row."""
         return [-(-n // block) for n in self.sizes]
 
     def heads(self, block: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One kernel for the rows of one tensor and for the tensors of a bucket: it is written, and launched, once for both.
+"""Kernels for both the rows of one tensor and the tensors of a bucket: each is written, and launched, once for both.
 
 A family's kernel begins with ``encoder_at`` or ``adder_at`` (``many/triton.py``), which say what its program handles; ``MANY``
 is whether that is found in a table. On the host a :class:`Rows` or a :class:`Tensors` launches it, and says what became of it.
@@ -123,7 +123,7 @@ def are_even(rows: int, n: int) -> bool:
 
 
 def span_of(block: int, *, whole: bool) -> int:
-    """How many numbers a program takes, or where it takes ``whole`` blocks of this size."""
+    """Size of a program's share in numbers; with ``whole``, of whole blocks of this size."""
     return max(TILE, block) if whole else TILE
 
 

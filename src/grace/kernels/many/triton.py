@@ -42,7 +42,7 @@ def pointer_to(address, like, EVEN: tl.constexpr):
 
 @triton.jit
 def tensor_of(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):
-    """Where a row's tensor begins (0), its memory (1) or its rest (2)."""
+    """Start of a row's tensor (0), its memory (1) or its rest (2)."""
     return pointer_to(tl.load(table + task * 8 + COLUMN), table.to(tl.pointer_type(tl.float32)), EVEN)
 
 

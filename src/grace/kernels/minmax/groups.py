@@ -29,7 +29,7 @@ class BucketGroups(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many groups there are, below zero and above."""
+        """Number of groups, below zero and above."""
         return self.below[0] + self.above[0]
 
     @property

@@ -30,7 +30,7 @@ class MinMaxCode:
 
     @property
     def total(self) -> int:
-        """How many groups there are, below zero and above."""
+        """Number of groups, below zero and above."""
         return min(self.groups, self.q)
 
     @property
@@ -58,7 +58,7 @@ class MinMaxCode:
         return self.head + packed_bytes(k, self.bits)
 
     def cells(self, n: int) -> int:
-        """How many cells the sketches of n numbers have at most."""
+        """Number of cells that the sketches of n numbers have at most."""
         return self.rows * (math.ceil(self.share * n) + self.total + 1)
 
     def most(self, n: int) -> int:
@@ -68,7 +68,7 @@ class MinMaxCode:
 
 
 class MinMaxPlaces(WirePlaces):
-    """Where the wires of T tensors lie in the messages of W workers.
+    """Positions of the wires of T tensors in the messages of W workers.
 
     Args:
         widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.

@@ -15,7 +15,7 @@ SMALL = 1 << 20  # up to here quantiles are exact
 
 
 def count_seen(n: int, share: float) -> int:
-    """How many of n numbers quantiles are taken from: all, or a share of more than SMALL."""
+    """Count of the numbers, of n, that quantiles are taken from: all, or a share of more than SMALL."""
     return n if n <= SMALL else math.ceil(share * n)
 
 

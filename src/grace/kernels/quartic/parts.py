@@ -21,7 +21,7 @@ class QuarticCode:
 
 
 class QuarticPlaces(WirePlaces):
-    """Where the wires of T tensors lie in the messages of W workers.
+    """Positions of the wires of T tensors in the messages of W workers.
 
     Args:
         widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.

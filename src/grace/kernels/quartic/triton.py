@@ -131,7 +131,7 @@ def _codes(table, programs, heads, digits, lasts, TILE: tl.constexpr):
 
 @triton.jit
 def _count(table, programs, heads, digits, lasts, counts, TILE: tl.constexpr):
-    """How many codes end in each tile."""
+    """Counts the codes that end in each tile."""
     _row, _tile, ends, _code = _codes(table, programs, heads, digits, lasts, TILE)
     tl.store(counts + tl.program_id(0), tl.sum(ends, 0))
 
@@ -245,7 +245,7 @@ class Ternary:
 
 
 class _QuarticPlacesThere:
-    """Where wires lie, and what programs read them, on the device: one copy for each step.
+    """Positions of wires, and the programs that read them, on the device: one copy for each step.
 
     where: int64 ``[T]``, the byte where each wire begins. widths: int64 ``[W, T]``. read, spans: the programs.
     """
@@ -259,7 +259,7 @@ class _QuarticPlacesThere:
 
     @staticmethod
     def of(places: QuarticPlaces, many: Many) -> _QuarticPlacesThere:
-        """That of these places, which is made once."""
+        """The device's copy of these places, which is made once."""
         return places.once(lambda: _QuarticPlacesThere(places, many))
 
 

@@ -37,7 +37,7 @@ class Chances:
     shrink: bool
 
     def count(self, n: int) -> float:
-        """How many of n numbers are kept on average, if no p is cut off."""
+        """Count of the numbers, of n, that are kept on average, if no p is cut off."""
         return max(1.0, self.ratio * n)
 
     def omega(self, n: int) -> float:
@@ -68,7 +68,7 @@ class Budgets:
     shrink: bool
 
     def count(self, n: int) -> float:
-        """How many of n numbers are kept on average, n >= 1."""
+        """Count of the numbers, of n >= 1, that are kept on average."""
         return min(max(1.0, self.ratio * n if self.budget is None else self.budget), float(n))
 
     def factor(self, n: int) -> float:
@@ -82,13 +82,13 @@ class Budgets:
 
 @dataclass(frozen=True)
 class DrawnCode:
-    """How wires are coded. index: a code of :data:`grace.kernels.index_lists.codes.CODES`, of both lists."""
+    """Code of wires. index: a code of :data:`grace.kernels.index_lists.codes.CODES`, of both lists."""
 
     index: str
 
     @property
     def counted(self) -> CountedCode:
-        """That of wires with one list, of numbers that are not certain to be kept."""
+        """The code of wires with one list, of numbers that are not certain to be kept."""
         return CountedCode(self.index, False, SIGNS)
 
     def most(self, n: int) -> int:
@@ -97,7 +97,7 @@ class DrawnCode:
 
 
 class DrawnPlaces(WirePlaces):
-    """Where wires lie.
+    """Positions of wires.
 
     Args:
         widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.

@@ -272,7 +272,7 @@ class _Drawn:
 
 
 class _DrawnPlacesThere:
-    """Where wires lie, and what programs write and read them, on the device: one copy for each step.
+    """Positions of wires, and the programs that write and read them, on the device: one copy for each step.
 
     where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where what is written begins among all.
     written, read, spans: the programs. plane: room for what a worker's lists hold.
@@ -294,7 +294,7 @@ class _DrawnPlacesThere:
 
     @staticmethod
     def of(places: DrawnPlaces, many: Many) -> _DrawnPlacesThere:
-        """That of these places, which is made once."""
+        """The device's copy of these places, which is made once."""
         return places.once(lambda: _DrawnPlacesThere(places, many))
 
 

@@ -1,4 +1,4 @@
-"""One bit for each number: signs with the mean magnitude of their block, two means, or bare votes.
+"""Codes of one bit for each number: signs with the mean magnitude of their block, two means, or bare votes.
 
 A wire ``[b, w]`` holds what the bits of each block stand for (float32 ``[nb]`` or twice that; nothing for votes), then
 the bits, packed. Votes may also abstain: then they are digits 0, 1, 2 in base 3, five to a byte.

@@ -254,7 +254,7 @@ def _add_up(
 
 
 def _wrong(rule: int, received: Sequence[Tensor], n: int, block: int) -> Exception:
-    """Which wire has a field that no sender writes."""
+    """The error of the wire that has a field out of range."""
     for wire in received:
         try:
             split_wire(rule, wire, n, block)

@@ -1,4 +1,4 @@
-"""One number for each block of each row, or for a whole row.
+"""Statistics: one number for each block of each row, or for a whole row.
 
 Sums are formed in float64, always in the same order: number i of a piece of 4,096 goes to lane i mod 16; each lane adds in
 order; then the upper half of the lanes is added to the lower, four times; then the pieces of a block are added in order.

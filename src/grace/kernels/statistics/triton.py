@@ -77,7 +77,7 @@ def ordered_sums(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau
 
 
 def _planes(kind: int) -> int:
-    """How many sums there are of each block."""
+    """Number of sums of each block."""
     return 3 if kind == SPLIT else 1
 
 
@@ -105,7 +105,7 @@ def _means(sums: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
 # ---- of many tensors ------------------------------------------------------------------------------------------------
 @triton.jit
 def _sums_of(table, task, like, EVEN: tl.constexpr):
-    """Where a row's numbers begin, which are of like's type, and what is added to them."""
+    """Addresses of a row's numbers, which are of like's type, and of what is added to them."""
     x, start = numbers_of(table, task, like, EVEN)
     return x + start, tensor_of(table, task, 1, EVEN) + start
 

@@ -43,7 +43,7 @@ class Drawing:
         return self.block or 1
 
     def width(self, t: int, n: int) -> int:
-        """How many numbers of tensor t, which has n, are sent: zeros follow where the short block leaves fewer."""
+        """Count of the numbers of tensor t, which has n, that are sent: zeros follow where the short block leaves fewer."""
         return min(n, self.kept[t] * self.unit)
 
     def count(self, n: int) -> int:

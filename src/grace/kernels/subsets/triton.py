@@ -323,7 +323,7 @@ class Subsets:
 
 
 def _programs(count: int, kept: int) -> int:
-    """How many programs draw so many of ``count``."""
+    """Number of programs that draw so many of ``count``."""
     return block_count(count, _RANKED) if kept < count <= SORTED_SUBSET else block_count(kept, DRAWN)
 
 

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Chunks:
-    """Where what owners of chunks are sent, and what they send, lies in messages of a bucket: one part for each
+    """Positions in messages of a bucket of what owners of chunks are sent, and of what they send: one part for each
     tensor, with the gap behind it (:func:`grace.wire.with_gaps`).
 
     Args:

@@ -1,4 +1,4 @@
-"""How tagged numbers are coded, and where wires of a bucket lie once their widths are known."""
+"""Code of tagged numbers, and positions of the wires of a bucket once their widths are known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TaggedCode:
 
 
 class TaggedPlaces(WirePlaces):
-    """Where the wires of T tensors lie in the messages of W workers.
+    """Positions of the wires of T tensors in the messages of W workers.
 
     Args:
         widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.

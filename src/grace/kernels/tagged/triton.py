@@ -41,7 +41,7 @@ from grace.kernels.triton import (
 
 @triton.jit
 def _count_tags(at, plane, tag):
-    """How many numbers of a tile have each of the tags 1, 2 and 3, ``plane`` further each time."""
+    """Counts the numbers of a tile with each of the tags 1, 2 and 3, ``plane`` further each time."""
     tl.store(at, tl.sum((tag == 1).to(tl.int32), 0))
     tl.store(at + plane, tl.sum((tag == 2).to(tl.int32), 0))
     tl.store(at + 2 * plane, tl.sum((tag == 3).to(tl.int32), 0))
@@ -208,7 +208,7 @@ class Tagged:
 
 
 class _TaggedPlacesThere:
-    """Where wires lie, on the device: one copy for each step.
+    """Positions of wires on the device: one copy for each step.
 
     where: int64 ``[T]``, the byte where each wire begins. widths: int64 ``[W, T]``.
     """
@@ -219,7 +219,7 @@ class _TaggedPlacesThere:
 
     @staticmethod
     def of(places: TaggedPlaces, many: Many) -> _TaggedPlacesThere:
-        """That of these places, which is made once."""
+        """The device's copy of these places, which is made once."""
         return places.once(lambda: _TaggedPlacesThere(places, many))
 
 

@@ -65,7 +65,7 @@ class Blocks(Drawn):
         return self._draw(many.sizes)
 
     def _draw(self, sizes: Sequence[int]) -> Drawing:
-        """How the blocks of tensors of so many numbers are drawn."""
+        """Drawing of the blocks of tensors of so many numbers."""
         if self.cyclic:
             refuse_capture("which blocks have their turn follows from the step, which is a number of the host's")
         return Drawing(tuple(self._counts(n)[1] for n in sizes), self.block, self.cyclic)

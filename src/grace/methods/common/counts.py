@@ -1,4 +1,4 @@
-"""How many of n numbers a ratio keeps, and how much of them arrives."""
+"""Counts of the numbers that a ratio keeps, of n, and the share of them that arrives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTRACTION = {"float32": 1.0, "bfloat16": 1 - 2.0**-18}  # 8 significant bits:
 
 
 def count_kept(ratio: float, n: int) -> int:
-    """How many of n numbers a ratio keeps: ``max(1, ceil(ratio n))``; rounding errors of the ratio do not count."""
+    """Count of the numbers that a ratio keeps, of n: ``max(1, ceil(ratio n))``; rounding errors of the ratio do not count."""
     return max(1, min(n, math.ceil(ratio * n - 1e-9 * n)))
 
 

@@ -19,7 +19,7 @@ class Drawn(Compressor):
 
     @abc.abstractmethod
     def _drawing(self, many: Many) -> Drawing:
-        """How the subsets of these tensors are drawn."""
+        """Drawing of the subsets of these tensors."""
 
     @abc.abstractmethod
     def _factor(self, n: int) -> float:

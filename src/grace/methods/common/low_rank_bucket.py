@@ -55,7 +55,7 @@ class LowRankPlan:
 
 
 class LowRankBucket:
-    """One step of T tensors; each method is called once, in this order.
+    """A step of T tensors; each method is called once, in this order.
 
     Args:
         plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.

@@ -49,9 +49,9 @@ class NarrowMatrices:
 
 
 def rooms_for(xs: Sequence[Tensor], alone: bool, peers: Peers) -> Sequence[Tensor] | None:
-    """Where kernels work on these tensors, of any shapes: they themselves, or for narrow ones, of one dtype, uninitialized
-    float32 rooms of their shapes. None: neither, since something travels as it is besides matrices, which are not ``alone``,
-    or the rests are wanted.
+    """Rooms in which kernels work on these tensors, of any shapes: they themselves, or for narrow ones, of one dtype,
+    uninitialized float32 rooms of their shapes. None: neither, since something travels as it is besides matrices, which are
+    not ``alone``, or the rests are wanted.
     """
     dtype, lent = xs[0].dtype, peers.like.lent
     if dtype is torch.float32:

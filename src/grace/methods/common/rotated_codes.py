@@ -50,7 +50,7 @@ class RotatedCodes(Fused):
 
     @property
     def code_bits(self) -> int:
-        """How many bits a code has."""
+        """Number of bits of a code."""
         return 1
 
     @property

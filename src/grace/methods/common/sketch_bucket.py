@@ -83,7 +83,7 @@ class SketchPlan:
         self.narrow = narrow
 
         self.kept = PlaceLists(tuple(ways[t].kept for t in self.order), (), ())
-        self.found, self.all = (
+        self.selected, self.all = (
             PlaceLists(tuple(each), (), ()) for each in (candidates[: self.count], candidates[self.count :])
         )
         owners = torch.full((begins[-1],), self.count, dtype=torch.int64, device="cpu")
@@ -175,8 +175,8 @@ def exchange_sketches(
         estimates, sent = plan.counted.work, workspace.take(size, torch.float32, device)
         assert estimates is not None
         legible = read_sketches_many(answer.contiguous(), estimates, plan.rows, plan.cols, step)
-        take_topk_many(places[:size], sent, estimates, plan.found.kept)
-        take_listed_many(sent, places[:size], plan.taken, plan.found, clear=False)
+        take_topk_many(places[:size], sent, estimates, plan.selected.kept)
+        take_listed_many(sent, places[:size], plan.taken, plan.selected, clear=False)
         answer = yield AllReduce(sent, "mean", donate=True, parts=plan.second)
         wires.check_shape("second round", answer, sent.shape)
         exact[:size] = answer

@@ -21,7 +21,7 @@ LEAST = 5e-324  # below all of float32
 
 
 class Search(NamedTuple):
-    """How many stages, and how well those that were tried have done.
+    """Search for the number of stages, with the results of those that were tried.
 
     stages: M. direction: where M went last, +1 or -1. steps, surplus: since M changed or a period ended, and the sum of
     kept/wanted over them. low, high: the least and the most stages that this search has tried, 0 before it begins; it

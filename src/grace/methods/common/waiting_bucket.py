@@ -49,7 +49,7 @@ class WaitingBucket:
 
     @staticmethod
     def of(owner: object, inner: Compressor, xs: Sequence[Tensor], peers: Sequence[Peer]) -> WaitingBucket | None:
-        """That of these tensors, of any shapes, whose wires ``inner`` makes; None: they go one by one."""
+        """The bucket of these tensors, of any shapes, whose wires ``inner`` makes; None: they go one by one."""
         whose = Peers.of(peers)
         workspace = whose.like.lent.workspace
         if workspace is None:

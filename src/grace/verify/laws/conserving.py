@@ -40,9 +40,9 @@ def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> N
 
 
 def scatter_conserves(method: Method[Any], xs: Sequence[Tensor], steps: int = 2, bad: float | None = None) -> None:
-    """Where rows are scattered, the average over ranks of row j of ``x - rest`` is the mean that rank j has. What the method
-    owes counts as x before, and as rest after. If rank 0 has ``bad`` in its last row, all ranks have NaN, and know it. Rounds
-    and bytes are those that are declared.
+    """Conservation where rows are scattered: the average over ranks of row j of ``x - rest`` is the mean that rank j has. What
+    the method owes counts as x before, and as rest after. If rank 0 has ``bad`` in its last row, all ranks have NaN, and know
+    it. Rounds and bytes are those that are declared.
     """
     W = len(xs)
     states = [method.init(x) for x in xs]

@@ -52,7 +52,7 @@ def corruption_is_refused(method: Method[Any], xs: Sequence[Tensor], trials: int
 
 
 def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -> int:
-    """How many rounds of gathered bytes one step has."""
+    """Number of rounds of gathered bytes in a step."""
     rounds = 0
 
     def count(op: Collective) -> Collective:

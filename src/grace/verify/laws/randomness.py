@@ -50,8 +50,9 @@ def _read_numpy_state() -> tuple[bytes, int]:
 
 
 def independence(method: Method[Any], x: Tensor, draws: int = 16, world: int = 8) -> float | None:
-    """Where randomness is declared private: of workers that hold the same x, the mean's variance over seeds is 1/W of that of
-    one worker: (the former over the latter) W, 1 if they are independent and W if they draw the same; None: not declared.
+    """Independence where randomness is declared private: of workers that hold the same x, the mean's variance over seeds is
+    1/W of that of one worker: (the former over the latter) W, 1 if they are independent and W if they draw the same; None: not
+    declared.
 
     A communicator that compresses the mean once more rounds that alone, so its compressor is tried in an Allgather.
     """

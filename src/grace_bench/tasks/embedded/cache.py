@@ -19,7 +19,7 @@ _HASHED = 12
 
 
 def cache_folder() -> Path:
-    """Where built data are kept."""
+    """Folder where built data are kept."""
     if own := os.environ.get("GRACE_CACHE"):
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -45,15 +45,15 @@ def load_or_build(name: str, key: object, build: Callable[[], dict[str, Array]])
             held.enter_context(FileLock(folder.with_suffix(".lock")))  # torch depends on it
         except (OSError, RuntimeError):  # RuntimeError: a user without a home
             return build()
-        found = _read(folder)
-        return _build(folder, build) if found is None else found
+        cached = _read(folder)
+        return _build(folder, build) if cached is None else cached
 
 
 def _hash(key: object) -> str:
-    found = hashlib.sha256(repr((key, np.__version__)).encode())
+    hasher = hashlib.sha256(repr((key, np.__version__)).encode())
     for program in sorted(Path(__file__).parent.glob("*.py")):
-        found.update(program.read_bytes())  # a changed program makes other data
-    return found.hexdigest()[:_HASHED]
+        hasher.update(program.read_bytes())  # a changed program makes other data
+    return hasher.hexdigest()[:_HASHED]
 
 
 def _read(folder: Path) -> dict[str, Array] | None:

@@ -22,8 +22,8 @@ def stream(seed: int, chunk: int) -> np.random.RandomState:
 
 def digest(arrays: Iterable[Array]) -> str:
     """16 hexadecimal digits of what the arrays hold, their types and shapes included."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
-    return found.hexdigest()[:16]
+        hasher.update(f"{array.dtype.str}{array.shape}".encode())
+        hasher.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return hasher.hexdigest()[:16]

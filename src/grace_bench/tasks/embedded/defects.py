@@ -44,7 +44,7 @@ def defects(
 
 
 def defect_image(index: int, kind: int, size: int, defective: bool, seed: int) -> tuple[Array, Array]:
-    """One image and its mask (0 or 255), uint8 ``[s, s]``, which depend on the arguments alone."""
+    """An image and its mask (0 or 255), uint8 ``[s, s]``, which depend on the arguments alone."""
     random = stream(seed * 100 + kind, index)
     texture = _texture(random, size, kind)
     light = 0.35 * smooth(random, 1, size, 2)[0]
@@ -65,9 +65,9 @@ def _texture(random: np.random.RandomState, size: int, kind: int) -> Array:
     r = np.hypot(along, across)
     gain = np.exp(-(((r - center) / (0.45 * center)) ** 2)) + 0.15 * np.exp(-((r / (3 * center)) ** 2))
     gain[0, 0] = 0
-    found: Array = np.fft.ifft2(np.fft.fft2(random.standard_normal((size, size))) * gain).real
-    found /= found.std()
-    return found
+    texture: Array = np.fft.ifft2(np.fft.fft2(random.standard_normal((size, size))) * gain).real
+    texture /= texture.std()
+    return texture
 
 
 def _spoil(random: np.random.RandomState, texture: Array, size: int, kind: int) -> tuple[Array, Array]:

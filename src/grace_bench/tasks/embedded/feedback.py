@@ -41,8 +41,8 @@ def feedback(users: int, items: int, seed: int = 13) -> dict[str, Array]:
 
 
 def _unit(x: Array) -> Array:
-    found: Array = x / np.linalg.norm(x, axis=1, keepdims=True)
-    return found
+    unit: Array = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return unit
 
 
 def _chunk(chunk: int, tastes: Array, popularity: Array, centers: Array, seed: int) -> list[Array]:

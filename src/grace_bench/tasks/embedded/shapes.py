@@ -35,8 +35,8 @@ _FIELDS: tuple[Callable[[Array, Array], Array], ...] = (
 
 
 def _wave(x: Array) -> Array:
-    found: Array = np.sin(2 * math.pi * x)
-    return found
+    wave: Array = np.sin(2 * math.pi * x)
+    return wave
 
 
 # 0 to 1 over the shape; x and y are the image's coordinates, p a phase.
@@ -118,5 +118,5 @@ def smooth(random: np.random.RandomState, n: int, size: int, cells: int) -> Arra
     low = at.astype(int)
     part = (at - low).astype(np.float32)
     rows = grid[:, low] * (1 - part)[:, None] + grid[:, low + 1] * part[:, None]
-    found: Array = rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
-    return found
+    smoothed: Array = rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
+    return smoothed

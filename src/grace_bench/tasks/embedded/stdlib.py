@@ -81,7 +81,7 @@ def _parts() -> dict[str, str]:
             f"{root}: this interpreter comes without the source of its standard library, which is the embedded text; "
             "name a folder with text files instead (--data)"
         )
-    return {part: "\n".join(found) for part, found in texts.items()}
+    return {part: "\n".join(pieces) for part, pieces in texts.items()}
 
 
 def _words(text: str) -> list[str]:

@@ -39,7 +39,7 @@ def read_cifar10(root: Path) -> dict[str, Array]:
 
 
 def _read_parts(folder: Path, end: str, read: Callable[[Path], tuple[Array, Array]]) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for prefix, names in (("", _TRAIN), ("test_", _TEST)):
         parts = []
         for path in (folder / f"{name}{end}" for name in names):
@@ -49,9 +49,9 @@ def _read_parts(folder: Path, end: str, read: Callable[[Path], tuple[Array, Arra
             if labels.size and not 0 <= labels.min() <= labels.max() < _CLASSES:
                 raise CIFAR10.malformed(path, f"labels from {labels.min()} to {labels.max()} where 0 to 9 are legal")
             parts.append((images, labels))
-        found[f"{prefix}images"] = np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32)
-        found[f"{prefix}labels"] = np.concatenate([labels for _, labels in parts]).astype(np.int64)
-    return found
+        arrays[f"{prefix}images"] = np.concatenate([images for images, _ in parts]).reshape(-1, 3, 32, 32)
+        arrays[f"{prefix}labels"] = np.concatenate([labels for _, labels in parts]).astype(np.int64)
+    return arrays
 
 
 def _read_binary(path: Path) -> tuple[Array, Array]:
@@ -66,8 +66,8 @@ def _read_binary(path: Path) -> tuple[Array, Array]:
 def _read_pickle(path: Path) -> tuple[Array, Array]:
     try:
         with path.open("rb") as file:
-            found = _ArraysOnly(file, encoding="bytes").load()
-        images, labels = np.asarray(found[b"data"]), np.asarray(found[b"labels"])
+            content = _ArraysOnly(file, encoding="bytes").load()
+        images, labels = np.asarray(content[b"data"]), np.asarray(content[b"labels"])
     except Exception as error:  # a damaged pickle raises whatever it likes
         raise CIFAR10.malformed(path, f"{type(error).__name__}: {error}") from error
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != _PIXELS:

@@ -64,10 +64,10 @@ class ImageFolder:
 
     def digest(self) -> str:
         """16 hexadecimal digits of the files' names, sizes and labels."""
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for path, label in self.files:
-            found.update(f"{path.name} {path.stat().st_size} {label}\n".encode())
-        return found.hexdigest()[:16]
+            hasher.update(f"{path.name} {path.stat().st_size} {label}\n".encode())
+        return hasher.hexdigest()[:16]
 
     def training(self, index: int, random: np.random.RandomState, size: int) -> Array:
         """float32 ``[3, s, s]``, -1 to 1: a random 5 to 100 % of the area at a ratio of 3/4 to 4/3, half the time mirrored."""
@@ -102,5 +102,5 @@ def _draw_crop(width: int, height: int, random: np.random.RandomState) -> tuple[
 
 
 def _scale(pixels: Array) -> Array:
-    found: Array = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(127.5) - np.float32(1)
-    return found
+    scaled: Array = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(127.5) - np.float32(1)
+    return scaled

@@ -77,5 +77,5 @@ def _renumber(ids: Array) -> Array:
     values, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     rank = np.empty(len(values), np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(len(values))
-    found: Array = rank[inverse]
-    return found
+    numbers: Array = rank[inverse]
+    return numbers

@@ -35,11 +35,11 @@ def read_ptb(root: Path, vocabulary: int) -> dict[str, Array]:
         known[-1] = _UNKNOWN
     ids = {word: number for number, word in enumerate(known)}
     other = ids.get(_UNKNOWN)
-    found = {}
+    tokens = {}
     for part, words in text.items():
         numbers = (ids.get(word, other) for word in words)
-        found[part] = np.array([n for n in numbers if n is not None], np.int32)
-    return found
+        tokens[part] = np.array([n for n in numbers if n is not None], np.int32)
+    return tokens
 
 
 def _read_words(path: Path) -> list[str]:

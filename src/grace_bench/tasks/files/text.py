@@ -49,22 +49,22 @@ def read_tokens(root: Path) -> dict[str, Array]:
     Raises:
         DataError: a file that is not there, is empty, or has half a token.
     """
-    found: dict[str, Array] = {}
+    tokens: dict[str, Array] = {}
     for part, path in (("train", root / "train.bin"), ("test", root / "val.bin")):
         if not path.is_file():
             raise TOKENS.missing(path)
         size = path.stat().st_size
         if not size or size % 2:
             raise TOKENS.malformed(path, f"it has {size} bytes")
-        found[part] = np.memmap(path, "<u2", "r")
-    return found
+        tokens[part] = np.memmap(path, "<u2", "r")
+    return tokens
 
 
 def _read_bytes(path: Path) -> Array:
-    found = np.fromfile(path, np.uint8)
-    if not found.size:
+    text_bytes = np.fromfile(path, np.uint8)
+    if not text_bytes.size:
         raise TEXT.malformed(path, "it is empty")
-    return found
+    return text_bytes
 
 
 def _split(files: list[Path]) -> dict[str, Array]:

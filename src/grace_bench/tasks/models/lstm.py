@@ -8,7 +8,7 @@ State = list[tuple[Tensor, Tensor]]  # for each layer its last output and its ce
 
 
 class _LSTMLayer(nn.Module):
-    """One LSTM layer with one kernel ``[4 h, inputs + h]`` and one bias ``[4 h]``, gates in torch's order.
+    """An LSTM layer with one kernel ``[4 h, inputs + h]`` and one bias ``[4 h]``, gates in torch's order.
 
     ``nn.LSTM`` has two kernels and two biases a layer: 11 vectors and 19,785,600 parameters for the whole model. Views
     of the one kernel go to the library's routine, so that it is as fast.

@@ -15,7 +15,7 @@ SWITCHES = (
 
 
 def missing() -> str | None:
-    """What a browser test needs and this machine has not."""
+    """Programs that a browser test needs and this machine does not have."""
     try:
         import selenium  # noqa: F401
     except ModuleNotFoundError:
@@ -64,9 +64,9 @@ class Page:
     def until(self, code, *arguments, seconds=PATIENCE):
         """Waits until this JavaScript returns something true, and returns it."""
         end = time.monotonic() + seconds
-        while not (found := self.js(code, *arguments)):
+        while not (answer := self.js(code, *arguments)):
             assert time.monotonic() < end, f"not within {seconds} s: {code}"
-        return found
+        return answer
 
     def figures(self, seconds=PATIENCE):
         """Waits, without scrolling, until all figures are drawn; their names."""
@@ -101,7 +101,7 @@ class Page:
         )
 
     def messages(self):
-        """What the console has said since the last time."""
+        """Messages of the console since the last time."""
         return [line["message"] for line in self.driver.get_log("browser")]
 
     def requests(self):

@@ -36,7 +36,7 @@ BASELINES = {
 
 def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed=0, points=25, procedural=False,
         parameters=272_474, target=0.9, error=None, lower=False, transport="gloo", **changes):  # fmt: skip
-    """One ``grace.result`` document."""
+    """A ``grace.result`` document."""
     family, relative, final, codec = {**METHODS, **BASELINES}.get(method, ("other", 0.1, 0.9, 1.0))
     rng = random.Random(f"{method} {task} {link} {seed} {workers} {transport}")
     bits = LINKS.get(link)

@@ -1,4 +1,4 @@
-"""How many of n numbers a ratio keeps."""
+"""Count of the numbers that a ratio keeps, of n."""
 
 from __future__ import annotations
 

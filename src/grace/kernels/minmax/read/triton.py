@@ -169,6 +169,6 @@ def sum_sketched(rows: Tensor, many: Many, code: MinMaxCode, places: MinMaxPlace
 
 
 def places_there(places: MinMaxPlaces, many: Many) -> PlacesThere:
-    """Where wires lie, on the device, and what programs read what is listed, made once."""
+    """Positions of wires on the device, and the programs that read what is listed, made once."""
     rooms = torch.from_numpy(places.rooms)
     return places.once(lambda: PlacesThere(places, many, pair_programs(-(-rooms.amax(dim=0) // TILE))))

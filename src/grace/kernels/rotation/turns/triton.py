@@ -371,5 +371,5 @@ def turn_many(
 
 
 def _warps(tile: int) -> dict[str, int]:
-    """How a tile of 1,024 numbers runs: by one warp, of which at least 16 find room on a multiprocessor."""
+    """Options of launches: a tile of 1,024 numbers runs by one warp, of which at least 16 find room on a multiprocessor."""
     return {"num_warps": 1, "maxnreg": 128} if tile == TILE else {}

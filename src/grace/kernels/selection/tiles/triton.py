@@ -1,4 +1,4 @@
-"""How kernels of selection look at rows: their sums with a memory, the keys of these, and notes of what may be selected.
+"""Reading of rows by kernels of selection: sums with a memory, the keys of these, and notes of what may be selected.
 
 The key of a number is its magnitude's 31 bits: an integer in the order of magnitudes. Only the first pass looks at all
 numbers. What may be selected it notes: in tiles of 4,096 numbers, each with room for 512 places; a tile with more is read
@@ -64,7 +64,7 @@ def row_at(table, programs, x, n, tiles, spans, HELD: tl.constexpr, MANY: tl.con
 
 @triton.jit
 def row_of(programs, MANY: tl.constexpr):
-    """Which of all rows a program looks at."""
+    """The row, of all, that a program reads."""
     if MANY:
         task, _tile = tile_of(programs)
     else:
@@ -74,7 +74,7 @@ def row_of(programs, MANY: tl.constexpr):
 
 @triton.jit
 def on_side(inside, p, side, SIDES: tl.constexpr):
-    """Which of those ``inside`` are numbers of a side, 0: positive, 1: negative. With one side all are."""
+    """Mask of those ``inside`` that are numbers of a side, 0: positive, 1: negative. With one side all are."""
     if SIDES == 2:
         inside = inside & tl.where(side == 0, p > 0, p < 0)
     return inside
@@ -258,7 +258,7 @@ class Notes(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How kernels look at rows.
+    """Arguments with which kernels read rows.
 
     given: where they find them. rows, tiles: how many there are of all. many: the tensors, where there are several. constants:
     as kernels have them. sides: 2: there is a search of its own for the positive numbers of each of many rows, and for the
