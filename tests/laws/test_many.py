@@ -244,7 +244,7 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
 
 
 def test_a_capture_that_needs_tables_of_the_host_is_refused() -> None:
-    """What a capture has used stays with its graph: the next one would copy tables from memory that is free by then."""
+    """Tables that a capture has used stay with its graph: the next one would copy its own from memory that is free by then."""
     with backends.using("triton"), cpu_as_accelerator():
         run = Run(Policy([("*", "efsignsgd:block=32")]), 1, ((6,), (3,)), lambda _: True)
         run.step()
