@@ -40,8 +40,8 @@ class GossipWorker:
                 self.states[name] = ChocoState(h.clone(), h.clone())
 
     def mix(self, xs: Mapping[str, Tensor], peer: Callable[[str], Peer]) -> Exchange[dict[str, Mixed]]:
-        """Makes a step: this worker's numbers, of any shapes, by name, which are only read -> what it goes on with. All workers
-        have the same names in the same order. If it fails, the states stay as they were.
+        """Makes a step: this worker's numbers, of any shapes, by name, which are only read -> what it goes on with. All
+        workers have the same names in the same order. If it fails, the states stay as they were.
 
         Args:
             xs: by name; all or some of the tensors.

@@ -153,6 +153,14 @@ class OptimizerRun(NoExchange):
     def count(self) -> Counters:
         return counters_of(self._optimizer.stats)
 
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        with self._optimizer.shared():
+            yield self.model
+
+    def end(self) -> None:
+        self._optimizer.sync()
+
     def close(self) -> None:
         self._optimizer.close()
 
