@@ -117,8 +117,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if len(counts := tiers.count(terminalreporter.stats)) > 1:
         terminalreporter.section("tiers")
         for tier, outcomes in counts.items():
-            said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-            terminalreporter.line(f"make {tier}: {said}")
+            text = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+            terminalreporter.line(f"make {tier}: {text}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -151,7 +151,7 @@ def test_the_longest_groups_begin() -> None:
     names = ["src/grace/wire.py::grace.wire", "tests/laws/test_laws.py::a", "tests/distributed/test_ddp.py::b"]
     items = [item(name, fixtures=("pools",) if name.endswith("b") else ()) for name in names]
     assert set(tiers.arrange(items).values()) == {"src/grace/wire.py", "tests/laws/test_laws.py", tiers.POOLS}
-    assert [one.nodeid for one in items] == names[::-1]
+    assert [item.nodeid for item in items] == names[::-1]
 
 
 def test_a_scheduler_keeps_a_group_together_whatever_is_appended_to_its_names(

@@ -148,11 +148,11 @@ def keep(items: list[pytest.Item], tier: str | None) -> list[pytest.Item]:
     """
     kept = []
     for item in items:
-        found = find_tier(item)
-        if leaves_out(item.path, found):
-            raise pytest.UsageError(f"{item.nodeid} is of {found}: say so in its file, by pytest.{MOVES}...)")
-        item.user_properties.append(("tier", found))
-        if tier in (None, found):
+        tier_of_item = find_tier(item)
+        if leaves_out(item.path, tier_of_item):
+            raise pytest.UsageError(f"{item.nodeid} is of {tier_of_item}: say so in its file, by pytest.{MOVES}...)")
+        item.user_properties.append(("tier", tier_of_item))
+        if tier in (None, tier_of_item):
             kept.append(item)
     return kept
 

@@ -51,9 +51,10 @@ from grace.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:  # what calls of these packages give
     from grace.decoupled import decoupled
+    from grace.gossip.door import gossip
     from grace.registry import methods
 else:
-    from grace import decoupled, methods
+    from grace import decoupled, gossip, methods
 
 __all__ = [
     "Auto",
@@ -88,6 +89,7 @@ __all__ = [
     "decoupled",
     "dequantize",
     "desparsify",
+    "gossip",
     "init_process_group",
     "layers",
     "local",

@@ -292,8 +292,8 @@ def ranks_that_differ_say_so(rank: int) -> None:
 
 
 def parameters_are_broadcast(rank: int) -> None:
-    mine = {"w": jnp.full((3, 2), rank, jnp.bfloat16), "n": jnp.int32(rank), "on": jnp.array(rank == 1), "none": None}
-    got = gj.broadcast_params(mine, root=1)
+    own = {"w": jnp.full((3, 2), rank, jnp.bfloat16), "n": jnp.int32(rank), "on": jnp.array(rank == 1), "none": None}
+    got = gj.broadcast_params(own, root=1)
     assert (got["w"] == 1).all()
     assert got["w"].dtype == jnp.bfloat16
     assert int(got["n"]) == 1
@@ -346,8 +346,8 @@ def new_processes_go_on_with_the_same_bits(rank: int) -> None:
     assert handle.count == 5
     params, _ = five_steps(params, state, optimizer, rank, 5)
     with np.load(FOLDER / f"ten-{rank}.npz") as ten:
-        for mine, want in zip(jax.tree.leaves(params), ten.values(), strict=True):
-            np.testing.assert_array_equal(np.asarray(mine).view(np.uint32), want.view(np.uint32))
+        for own, want in zip(jax.tree.leaves(params), ten.values(), strict=True):
+            np.testing.assert_array_equal(np.asarray(own).view(np.uint32), want.view(np.uint32))
     handle.close()
 
 

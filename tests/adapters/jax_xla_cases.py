@@ -187,16 +187,18 @@ def golden_bytes() -> None:
 
     place = Golden("data", W, jnp.int32(17), "fc.weight", 12345)
     codecs = {
-        spec: CODECS[type(one)](one) for spec, one in golden.COMPRESSORS.items() if type(one) in CODECS and known(one)
+        spec: CODECS[type(compressor)](compressor)
+        for spec, compressor in golden.COMPRESSORS.items()
+        if type(compressor) in CODECS and known(compressor)
     }
 
     def both(x: Any) -> dict[str, Any]:
         wires = {spec: codec.encode(x, place, 0, False)[0] for spec, codec in codecs.items()}
         return {spec: (wire, codecs[spec].decode(wire, 37, 1.0, place)[0]) for spec, wire in wires.items()}
 
-    for spec, (wire, said) in jax.jit(both)(jnp.asarray(golden.numbers().numpy())[None]).items():
+    for spec, (wire, decoded) in jax.jit(both)(jnp.asarray(golden.numbers().numpy())[None]).items():
         assert np.asarray(wire).tobytes().hex() == golden.GOLDEN[spec]["wire"], spec
-        assert np.asarray(said).tolist() == golden.GOLDEN[spec]["decoded"], spec
+        assert np.asarray(decoded).tolist() == golden.GOLDEN[spec]["decoded"], spec
     names = {spec.partition(":")[0] for spec in codecs}
     assert names == {"none", "bf16", "fp16", "fp8", "qsgd", "topk", "efsignsgd"}
 
@@ -214,20 +216,20 @@ def known(compressor: Any) -> bool:
 def golden_conversations() -> None:
     x = jnp.asarray(golden.numbers(48).numpy())
     for spec, shape in (("powersgd:rank=2,min_rate=0.1", (8, 6)), ("blockrandomk:ratio=0.25,block=8", (48,))):
-        one = transform.plan(golden.METHODS[spec])
+        planned = transform.plan(golden.METHODS[spec])
         place = TracedPeer("data", 1, jnp.int32(17), "fc.weight", 12345)
-        inner = one.init(shape)
-        talk = one.exchange(x.reshape(shape), None if inner is None else jnp.asarray(inner), place)
-        said: dict[str, Any] = {}
+        inner = planned.init(shape)
+        talk = planned.exchange(x.reshape(shape), None if inner is None else jnp.asarray(inner), place)
+        conversation: dict[str, Any] = {}
         try:
             op = next(talk)
             while True:
-                said[f"round {len(said)}"] = op.x
+                conversation[f"round {len(conversation)}"] = op.x
                 op = talk.send(op.x)
         except StopIteration as stop:
-            said["mean"] = stop.value[0].reshape(-1)
+            conversation["mean"] = stop.value[0].reshape(-1)
         for key, numbers in golden.GOLDEN[spec].items():
-            np.testing.assert_allclose(said[key], numbers, rtol=1e-5, atol=1e-5, err_msg=f"{spec}: {key}")
+            np.testing.assert_allclose(conversation[key], numbers, rtol=1e-5, atol=1e-5, err_msg=f"{spec}: {key}")
 
 
 @check

@@ -89,9 +89,9 @@ def test_a_compiled_function_draws_anew_in_each_step():
     x, seen = torch.randn(4, 10), set()
     for step in range(12):
         rng = Stream(1, "mine", "w", 0, step)
-        found = compiled(x, rng)
-        assert torch.equal(found, there_and_back(x, rng))
-        seen.add(found.sum().item())
+        result = compiled(x, rng)
+        assert torch.equal(result, there_and_back(x, rng))
+        seen.add(result.sum().item())
     assert len(seen) > 1
 
 

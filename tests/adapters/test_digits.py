@@ -48,8 +48,8 @@ def test_topk_reaches_what_none_reaches_to_within_a_point(script: str, toolkit: 
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     told = read(done.stdout)
     for ranks in told.values():
-        assert [(one.rank, one.steps) for one in ranks] == [(rank, STEPS) for rank in range(WORLD)], ranks
-        assert len({one.accuracy for one in ranks}) == 1, ranks
+        assert [(report.rank, report.steps) for report in ranks] == [(rank, STEPS) for rank in range(WORLD)], ranks
+        assert len({report.accuracy for report in ranks}) == 1, ranks
     plain, compressed = (told[method][0] for method in METHODS)
     assert plain.accuracy >= 0.95, plain
     assert compressed.accuracy >= plain.accuracy - 0.01, (compressed, plain)

@@ -226,6 +226,6 @@ for name in ("jax", "optax"):
     del sys.modules[name]
 """
     (tmp_path / "missing.py").write_text(code)
-    said = run_script(tmp_path / "missing.py")
+    output = run_script(tmp_path / "missing.py")
     for name in ("jax", "optax"):
-        assert f"grace.jax needs {name}, which is not installed: pip install 'grace-dl[jax]'" in said
+        assert f"grace.jax needs {name}, which is not installed: pip install 'grace-dl[jax]'" in output

@@ -25,7 +25,7 @@ NAMES = [
     node.name
     for node in ast.parse(CASES.read_text()).body
     if isinstance(node, ast.FunctionDef)
-    and any(isinstance(one, ast.Name) and one.id == "check" for one in node.decorator_list)
+    and any(isinstance(decorator, ast.Name) and decorator.id == "check" for decorator in node.decorator_list)
 ]
 
 
@@ -33,10 +33,10 @@ NAMES = [
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Faults that each check reports; empty if all is well."""
     file = tmp_path_factory.mktemp("xla") / "told.json"
-    ((status, said),) = fork(CASES, str(file), workers=1, cwd=ROOT)
-    assert status == 0, said[-4000:]
-    found: dict[str, str] = json.loads(file.read_text())
-    return found
+    ((status, output),) = fork(CASES, str(file), workers=1, cwd=ROOT)
+    assert status == 0, output[-4000:]
+    faults: dict[str, str] = json.loads(file.read_text())
+    return faults
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,5 +132,5 @@ def test_the_page_runs_in_two_processes_of_two_devices_each(tmp_path: Path) -> N
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "2"}
     ended = fork(tmp_path / "page.py", str(free_port()), workers=2, env=(quick, quick))
     assert [status for status, _ in ended] == [0, 0], ended
-    bits = [next(line for line in said.splitlines() if line.startswith("bits")) for _, said in ended]
+    bits = [next(line for line in output.splitlines() if line.startswith("bits")) for _, output in ended]
     assert bits[0] == bits[1]

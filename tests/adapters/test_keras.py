@@ -35,14 +35,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", [case for case in find_cases(SCRIPT) if case != LAST])
 def test_case(case: str, backend: str, ran: Any) -> None:
-    found, done, _ = ran(backend)
-    assert not explain(case, found, done)
+    errors, done, _ = ran(backend)
+    assert not explain(case, errors, done)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_when_a_worker_dies_the_other_ends_with_an_error_that_says_so(backend: str, ran: Any) -> None:
-    found, ((_, output), (status, _)), _ = ran(backend)
-    assert found[LAST] == ["", "did not run"], output[-3000:]
+    errors, ((_, output), (status, _)), _ = ran(backend)
+    assert errors[LAST] == ["", "did not run"], output[-3000:]
     assert status == -9
 
 

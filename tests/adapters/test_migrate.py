@@ -38,9 +38,9 @@ def test_scripts_for_torch_run_under_torchrun() -> None:
     """Under its variables, in processes that have imported torch already."""
     arguments = ("migrate", str(SCRIPTS / "torch_digits.py"), "--by", "helper", "--epochs", "1")
     done = fork(COMMAND, *arguments, workers=2, env=PLACES)
-    said = "".join(output for _, output in done)
-    assert [status for status, _ in done] == [0, 0], said[-4000:]
-    assert "size 2 local 2 accuracy 0." in said
+    output = "".join(output for _, output in done)
+    assert [status for status, _ in done] == [0, 0], output[-4000:]
+    assert "size 2 local 2 accuracy 0." in output
 
 
 def test_scripts_for_torch_run_under_horovodrun() -> None:
@@ -76,19 +76,19 @@ def test_scripts_for_tensorflow_and_keras_run_under_horovodrun() -> None:
 
 
 def test_a_worker_that_is_killed_ends_the_other_which_says_so() -> None:
-    (status, said), (killed, _) = fork(COMMAND, "migrate", str(SCRIPTS / "torch_digits.py"), "--die", workers=2)
+    (status, output), (killed, _) = fork(COMMAND, "migrate", str(SCRIPTS / "torch_digits.py"), "--die", workers=2)
     assert killed == -9
     assert status == 1
-    assert "TransportError: rank 0 of 2" in said
+    assert "TransportError: rank 0 of 2" in output
 
 
 def test_an_error_of_one_ranks_script_ends_all_and_is_told_by_its_lines() -> None:
     done = fork(COMMAND, "migrate", str(SCRIPTS / "torch_digits.py"), "--fail", workers=2)
-    said = "".join(output for _, output in done)
+    output = "".join(output for _, output in done)
     assert 0 not in [status for status, _ in done]
-    assert 'raise RuntimeError("the script\'s own error")' in said
-    assert "TransportError: rank 0 of 2" in said
-    assert "A worker has died" in said
+    assert 'raise RuntimeError("the script\'s own error")' in output
+    assert "TransportError: rank 0 of 2" in output
+    assert "A worker has died" in output
 
 
 def test_scripts_for_tensorflow_and_keras_run_under_torchrun() -> None:
@@ -108,5 +108,5 @@ def test_scripts_for_tensorflow_and_keras_run_under_torchrun() -> None:
     )
     output = "".join(output for _, output in done)
     assert [status for status, _ in done] == [0, 0], output[-4000:]
-    for said in ("tape: 2 workers", "keras: 2 workers", "third parties: rank 0 learns", "third parties: rank 1 learns"):
-        assert said in output
+    for line in ("tape: 2 workers", "keras: 2 workers", "third parties: rank 0 learns", "third parties: rank 1 learns"):
+        assert line in output

@@ -86,33 +86,33 @@ MIXED = pytest.mark.night("raw gradient", "last tensor skipped", "rows in anothe
 @pytest.mark.parametrize("transport", ["gloo", *(pytest.param(name, marks=MORE) for name in TRANSPORTS[1:])])
 @pytest.mark.parametrize(("toolkit", "door"), [(toolkit, door) for toolkit, doors in DOORS.items() for door in doors])
 def test_every_method_gives_the_simulators_bits(toolkit: str, door: str, transport: str, run: Any) -> None:
-    folder, said = run_over(transport, run, toolkit)
+    folder, output = run_over(transport, run, toolkit)
     for rank in range(2):
-        found = read(folder, door, transport, rank)
-        assert not isinstance(found, str), f"rank {rank}: {found}\n{said[-4000:]}"
-        assert not differences(found, simulated(2)), f"rank {rank}"
+        means = read(folder, door, transport, rank)
+        assert not isinstance(means, str), f"rank {rank}: {means}\n{output[-4000:]}"
+        assert not differences(means, simulated(2)), f"rank {rank}"
 
 
 @MIXED
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_with_three_toolkits_in_one_job_have_the_same_bits(transport: str, run: Any) -> None:
     """TensorFlow, JAX and torch."""
-    folder, said = run_over(transport, run, "mixed", 3)
-    found = [read(folder, "mixed", transport, rank) for rank in range(3)]
-    means = [x for x in found if not isinstance(x, str)]
-    assert len(means) == 3, f"{found}\n{said[-4000:]}"
-    assert not differences(means[1], means[0])
-    assert not differences(means[2], means[0])
-    apart = {name.partition("/")[0] for name in differences(means[0], simulated(3))}
+    folder, output = run_over(transport, run, "mixed", 3)
+    means = [read(folder, "mixed", transport, rank) for rank in range(3)]
+    lists = [x for x in means if not isinstance(x, str)]
+    assert len(lists) == 3, f"{means}\n{output[-4000:]}"
+    assert not differences(lists[1], lists[0])
+    assert not differences(lists[2], lists[0])
+    apart = {name.partition("/")[0] for name in differences(lists[0], simulated(3))}
     assert apart <= network_sums(), "with three workers, others than those whose sums the network makes"
 
 
 @MORE
 def test_what_users_of_jax_do_works_over_mpi_too(run: Any) -> None:
-    folder, said = run("jax", 2, "mpi")
+    folder, output = run("jax", 2, "mpi")
     for rank in range(2):
-        found = read(folder, "cases", "mpi", rank)
-        assert not isinstance(found, str), f"rank {rank}: {found}\n{said[-4000:]}"
+        means = read(folder, "cases", "mpi", rank)
+        assert not isinstance(means, str), f"rank {rank}: {means}\n{output[-4000:]}"
 
 
 @functools.cache
@@ -127,27 +127,27 @@ def test_the_page_lists_the_methods_whose_sums_the_network_makes() -> None:
 
 def test_a_door_that_rounds_is_caught(run: Any) -> None:
     folder, _ = run_over("gloo", run, "torch")
-    found = read(folder, MUTANT, "gloo", 0)
-    assert not isinstance(found, str), found
-    wrong = differences(found, simulated(2))
+    means = read(folder, MUTANT, "gloo", 0)
+    assert not isinstance(means, str), means
+    wrong = differences(means, simulated(2))
     assert len({name.partition("/")[0] for name in wrong}) > len(METHODS) / 2, wrong
 
 
 DEFECTS: dict[str, Callable[[int, str, list[Means]], Tensor]] = {
-    "raw gradient": lambda step, name, means: gradients(0, step)[name],
-    "last tensor skipped": lambda step, name, means: (
-        gradients(0, step)[name] if name == list(means[step])[-1] else means[step][name]
+    "raw gradient": lambda step, name, lists: gradients(0, step)[name],
+    "last tensor skipped": lambda step, name, lists: (
+        gradients(0, step)[name] if name == list(lists[step])[-1] else lists[step][name]
     ),
-    "means of the step before": lambda step, name, means: means[max(step - 1, 0)][name],
+    "means of the step before": lambda step, name, lists: lists[max(step - 1, 0)][name],
 }
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_door_with_a_defect_is_caught(defect: str) -> None:
-    means = simulated(2)
-    given = [{name: DEFECTS[defect](step, name, means) for name in means[step]} for step in range(len(means))]
-    wrong = differences(given, means)
-    assert list(means[0])[-1] in wrong
+    lists = simulated(2)
+    given = [{name: DEFECTS[defect](step, name, lists) for name in lists[step]} for step in range(len(lists))]
+    wrong = differences(given, lists)
+    assert list(lists[0])[-1] in wrong
     assert len(wrong) == 1 if defect == "last tensor skipped" else len(wrong) > len(METHODS), wrong
 
 

@@ -28,8 +28,8 @@ def test_case(case: str, ran: Any) -> None:
 
 
 def test_when_a_worker_dies_the_other_ends_with_an_error_that_says_so(ran: Any) -> None:
-    found, ((_, output), (status, _)) = ran
-    assert found[LAST] == ["", "did not run"], output[-3000:]
+    errors, ((_, output), (status, _)) = ran
+    assert errors[LAST] == ["", "did not run"], output[-3000:]
     assert status == 17
 
 

@@ -24,8 +24,8 @@ def read_table(text: str) -> dict[str, tuple[int, int]]:
 def find_wrong(table: dict[str, tuple[int, int]], addition: Addition) -> str:
     """Errors of the table about an addition's files by hand; empty if there are none."""
     (row,) = [what for what in table if what.startswith(addition.what)]
-    said = table[row][0]
-    return "" if said == addition.by_hand else f"{row}: {said} files by hand, and there are {addition.by_hand}"
+    told = table[row][0]
+    return "" if told == addition.by_hand else f"{row}: {told} files by hand, and there are {addition.by_hand}"
 
 
 @pytest.mark.parametrize("name", ADDITIONS)
@@ -43,13 +43,13 @@ def test_what_is_added_passes_its_tests_and_the_laws_without_being_listed(tmp_pa
     tree = Tree(tmp_path)
     for addition in ADDITIONS.values():
         tree.add(addition)
-    own = [path for one in ADDITIONS.values() for path in one.files if path.startswith("tests/")]
-    wanted = " or ".join(f"({one.gate})" for one in ADDITIONS.values())
-    said = tree.check("tests/laws/test_laws.py", *own, "-k", wanted, "-vv")
+    own = [path for addition in ADDITIONS.values() for path in addition.files if path.startswith("tests/")]
+    wanted = " or ".join(f"({addition.gate})" for addition in ADDITIONS.values())
+    output = tree.check("tests/laws/test_laws.py", *own, "-k", wanted, "-vv")
     for addition in ADDITIONS.values():
-        assert f"/test_{addition.word}.py::" in said
+        assert f"/test_{addition.word}.py::" in output
     for addition in (ADDITIONS["method"], ADDITIONS["memory"], ADDITIONS["communicator"]):
-        assert re.search(rf"test_laws.py::test_agreement\S*{addition.word}", said), "no law has seen it"
+        assert re.search(rf"test_laws.py::test_agreement\S*{addition.word}", output), "no law has seen it"
 
 
 @pytest.mark.night("a wrong number in the table of additions")
@@ -64,7 +64,7 @@ def test_an_addition_alone(name: str, tmp_path: Path) -> None:
         done = tree.run(command)
         assert done.returncode == 0, done.stdout + done.stderr
     written = differing(before, tree.read(), addition.files)
-    (row,) = [one for what, one in read_table(PAGE.read_text()).items() if what.startswith(addition.what)]
+    (row,) = [cells for what, cells in read_table(PAGE.read_text()).items() if what.startswith(addition.what)]
     assert len(written) == row[1], written
     checks = ("tests/docs/test_generated.py", "tests/docs/test_changelog.py", "tests/unit/test_exports.py",
               "tests/unit/test_docstrings.py", "tests/unit/registry")  # fmt: skip
@@ -91,7 +91,7 @@ def _files_that_name(word: str) -> set[str]:
 def test_a_native_kernel_is_named_where_the_table_says() -> None:
     """As the kernels are that there are: an operation that exists has its tests already."""
     names = re.findall(r"^GRACE_KERNEL\((\w+),", (ROOT / "native/signatures.h").read_text(), flags=re.MULTILINE)
-    said, _ = read_table(PAGE.read_text())["native kernel of an operation that exists"]
+    told, _ = read_table(PAGE.read_text())["native kernel of an operation that exists"]
     counts = []
     for name in names:
         files = _files_that_name(name)
@@ -100,12 +100,12 @@ def test_a_native_kernel_is_named_where_the_table_says() -> None:
         assert sources, name
         assert any(path.endswith("native.py") for path in files), name
         counts.append(len(files - {FUZZED}))
-    assert min(counts) == said
-    assert sum(count == said for count in counts) > 0.9 * len(counts), "some have names that are words of their own"
+    assert min(counts) == told
+    assert sum(count == told for count in counts) > 0.9 * len(counts), "some have names that are words of their own"
 
 
 def test_a_triton_kernel_is_named_where_the_table_says() -> None:
-    said, _ = read_table(PAGE.read_text())["Triton kernel of an operation that exists"]
+    told, _ = read_table(PAGE.read_text())["Triton kernel of an operation that exists"]
     folder = ROOT / "tests/unit/kernels"
     table = folder / "test_triton_skipped.py"
     cases = sorted({*folder.glob("test_triton*.py")} - {table})
@@ -119,4 +119,4 @@ def test_a_triton_kernel_is_named_where_the_table_says() -> None:
         words = "|".join(
             [family, f"test_{family}", *re.findall(r"^def ([a-z]\w+)", file.read_text(), flags=re.MULTILINE)]
         )
-        assert 1 + sum(bool(re.search(rf"\b({words})\b", text)) for text in of_family) == said, family
+        assert 1 + sum(bool(re.search(rf"\b({words})\b", text)) for text in of_family) == told, family

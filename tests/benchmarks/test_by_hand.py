@@ -21,16 +21,16 @@ def test_each_goal_has_a_verdict_and_its_doubts() -> None:
 
 
 def test_the_table_begins_with_the_fastest_and_names_who_was_left_out() -> None:
-    found = {
+    record = {
         "rounds": ROUNDS, "pairs": [PAIR] * 2, "first": {"topk": 0.1, "natural": 0.9}, "chosen": "topk",
         "settled": "settled: nothing is left to try", "steps": 80, "spent": 3.2,
         "trials": ["bf16 does not replace topk: much slower"],
     }  # fmt: skip
-    lines = rows(found)
+    lines = rows(record)
     assert [line[0] for line in lines] == ["auto: topk", "topk", "qsgd:bits=4", "bf16", "fp32", "natural"]
     assert lines[-1] == ["natural", "900 at first sight", "left out"]
     assert lines[1][1:] == ["100 (99 to 101)", "1.01 (0.99 to 1.10)"]
-    text = show(found, argparse.Namespace(task="vgg16_cifar", link="1gbit", workers=4, steps=2))
+    text = show(record, argparse.Namespace(task="vgg16_cifar", link="1gbit", workers=4, steps=2))
     assert "vgg16_cifar over 1gbit, 4 workers, 3 rounds of 2 steps" in text
     assert "bf16 does not replace topk" in text
     assert "the same method's by hand, 2 pairs of turns: 2.00 (2.00 to 2.00); processor seconds 1.00" in text

@@ -26,12 +26,12 @@ ROUNDS: list[dict[str, tuple[float, float]]] = [
 
 
 def test_prices_are_those_of_one_round() -> None:
-    found = {line[0]: dict(zip(HEADS, line, strict=True)) for line in rows(ROUNDS)}
-    assert found["F0"]["times F0"] == "1.00 (1.00 to 1.00)"
-    assert found["F4"]["more than the rung before, ms"] == "40 (40 to 40)"
-    assert found["F6"]["more than the rung before, ms"] == "55 (30 to 80), to F5"
-    assert found["F7"]["wall, ms"] == "455 (310 to 600)"
-    assert found["F6"]["times F0"] == "1.57 (1.50 to 1.65)"
+    cells = {line[0]: dict(zip(HEADS, line, strict=True)) for line in rows(ROUNDS)}
+    assert cells["F0"]["times F0"] == "1.00 (1.00 to 1.00)"
+    assert cells["F4"]["more than the rung before, ms"] == "40 (40 to 40)"
+    assert cells["F6"]["more than the rung before, ms"] == "55 (30 to 80), to F5"
+    assert cells["F7"]["wall, ms"] == "455 (310 to 600)"
+    assert cells["F6"]["times F0"] == "1.57 (1.50 to 1.65)"
 
 
 def test_a_goal_that_is_missed_names_the_rung() -> None:

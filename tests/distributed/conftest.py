@@ -33,10 +33,10 @@ def pools() -> Iterator[Callable[[str, int], Any]]:
     def find(kind: str, world: int) -> Workers:
         if kind == "mpi":
             skip_without_mpi()
-        found = started.get((kind, world))
-        if found is None or not found.fit:
-            found = started[kind, world] = makers.get(kind, functools.partial(_Beside, kind))(world)
-        return found
+        ready = started.get((kind, world))
+        if ready is None or not ready.fit:
+            ready = started[kind, world] = makers.get(kind, functools.partial(_Beside, kind))(world)
+        return ready
 
     yield find
     for pool in started.values():
@@ -54,32 +54,32 @@ _STAY = [("gloo", 3), ("mpi", 3), *_NEW]
 
 @pytest.fixture(
     params=[pytest.param(kind, marks=() if kind in _STAY else OTHERS) for kind in [*_KINDS, *_NEW]],
-    ids=lambda one: f"{one[0]} x {one[1]}",
+    ids=lambda kind_and_world: f"{kind_and_world[0]} x {kind_and_world[1]}",
 )
 def workers(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool | LaunchedPool:
     """Workers of every kind of transport, one kind after the other."""
-    found: Pool | LaunchedPool = pools(*request.param)
-    return found
+    ready: Pool | LaunchedPool = pools(*request.param)
+    return ready
 
 
 @pytest.fixture(
     params=[pytest.param(2, marks=OTHERS), 3, pytest.param(4, marks=OTHERS)], ids=lambda world: f"mpi x {world}"
 )
 def mpi(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> MPIPool:
-    found: MPIPool = pools("mpi", request.param)
-    return found
+    ready: MPIPool = pools("mpi", request.param)
+    return ready
 
 
 @pytest.fixture(params=[pytest.param(2, marks=OTHERS), 3], ids=["2 workers", "3 workers"])
 def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool:
-    found: Pool = pools("gloo", request.param)
-    return found
+    ready: Pool = pools("gloo", request.param)
+    return ready
 
 
 @pytest.fixture
 def pair(pools: Callable[[str, int], Any]) -> Pool:
-    found: Pool = pools("gloo", 2)
-    return found
+    ready: Pool = pools("gloo", 2)
+    return ready
 
 
 @pytest.fixture

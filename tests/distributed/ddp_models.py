@@ -55,8 +55,8 @@ def weights(net: nn.Module) -> Tensor:
 
 
 def assert_replicas_agree(net: nn.Module, world: int) -> None:
-    mine = weights(net)
-    all_of_them = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(all_of_them, mine)
-    assert bool(mine.isfinite().all())
-    assert all(torch.equal(mine, other) for other in all_of_them), "replicas differ"
+    own = weights(net)
+    all_of_them = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(all_of_them, own)
+    assert bool(own.isfinite().all())
+    assert all(torch.equal(own, other) for other in all_of_them), "replicas differ"

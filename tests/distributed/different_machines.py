@@ -48,9 +48,9 @@ def orthonormalize_by_lapack(p: Tensor) -> Tensor:
     return torch.linalg.qr(p.mT).Q.mT.contiguous()
 
 
-def split_by_blas(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+def split_by_blas(x: Tensor | None, p: Tensor, own: Tensor, q: Tensor, out: Tensor) -> None:
     if x is not None:
-        x -= p.mT @ mine
+        x -= p.mT @ own
     torch.mm(p.mT, q, out=out)
 
 
@@ -83,14 +83,14 @@ def run(spec: str, rank: int, world: int, transport: TorchDistributed) -> str:
 def main(what: str = "") -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE))
     rank, world, transport = dist.get_rank(), dist.get_world_size(), TorchDistributed()
-    found = {spec: run(spec, rank, world, transport) for spec in (CASES if what == "all" else SPECS)}
+    digests = {spec: run(spec, rank, world, transport) for spec in (CASES if what == "all" else SPECS)}
     for mutant, (name, module_name, functions) in MUTANTS.items():
         module = importlib.import_module(module_name)
         own = {function: getattr(module, function) for function in functions}
         vars(module).update(functions)
-        found[mutant] = run(FIRST[name], rank, world, transport)
+        digests[mutant] = run(FIRST[name], rank, world, transport)
         vars(module).update(own)
-    sys.stdout.write(f"\nDIGESTS {json.dumps(found)}\n")
+    sys.stdout.write(f"\nDIGESTS {json.dumps(digests)}\n")
     dist.destroy_process_group()
 
 

@@ -100,11 +100,11 @@ class Pool(Workers):
         port = free_port()
         pipes, self._processes = [], []
         for rank in range(world):
-            mine, theirs = SERVER.Pipe()
+            ours, theirs = SERVER.Pipe()
             process = SERVER.Process(target=_serve_over_gloo, args=(rank, world, port, theirs), daemon=True)
             process.start()
             theirs.close()
-            pipes.append(mine)
+            pipes.append(ours)
             self._processes.append(process)
         super().__init__(pipes)
 
@@ -218,9 +218,9 @@ def skip_without_mpi() -> None:
 
 def mpiexec(workers: int, command: Sequence[str]) -> list[str]:
     """The command under mpiexec: that of the ``mpich`` wheel, beside this Python, or the one on the path."""
-    found = shutil.which("mpiexec", path=os.pathsep.join([str(_BESIDE.parent), os.environ["PATH"]]))
-    assert found is not None, "no mpiexec: pip install mpich"
-    return [found, "-n", str(workers), *command]
+    program = shutil.which("mpiexec", path=os.pathsep.join([str(_BESIDE.parent), os.environ["PATH"]]))
+    assert program is not None, "no mpiexec: pip install mpich"
+    return [program, "-n", str(workers), *command]
 
 
 def under_open_mpi(workers: int) -> list[str]:
@@ -253,9 +253,9 @@ def torchrun(script: Path, *args: str, workers: int, restarts: int = 0, cwd: Pat
         late = agent.is_alive()
         agent.terminate()  # it ends its workers, too
         agent.join()
-        said = output.read_text()
-    assert not late, f"it had not ended after {PATIENCE:.0f} s:\n{said}"
-    return int(agent.exitcode or 0), said
+        text = output.read_text()
+    assert not late, f"it had not ended after {PATIENCE:.0f} s:\n{text}"
+    return int(agent.exitcode or 0), text
 
 
 def _run_agent(script: Path, args: Sequence[str], workers: int, restarts: int, output: Path, cwd: Path | None) -> None:
@@ -304,8 +304,8 @@ def launch(
     port = str(free_port())
     processes = []
     for rank in range(workers):
-        mine = {"RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **mine, **(env[rank] if env else {})}
+        launcher = {"RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **launcher, **(env[rank] if env else {})}
         command = [sys.executable, str(script), *args]
         processes.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -401,9 +401,9 @@ def _run_to_the_end(job: _Job) -> NoReturn:
 def run_script(path: Path, *args: str, workers: int = 1, seconds: float = PATIENCE) -> str:
     """Output of workers that run a script as :func:`fork` does; fails if one of them does."""
     ended = fork(path, *args, workers=workers, seconds=seconds, cwd=path.parent)
-    said = "\n".join(output for _, output in ended)
-    assert [status for status, _ in ended] == [0] * workers, said
-    return said
+    text = "\n".join(output for _, output in ended)
+    assert [status for status, _ in ended] == [0] * workers, text
+    return text
 
 
 def _run_script(

@@ -47,7 +47,7 @@ def work(who: int, door: str, port: int, folder: str) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         model = DistributedDataParallel(net)
         handle = grace.attach(model, policy, optimizer=opt)
-    said: list[str] = []
+    messages: list[str] = []
     ids: list[int] = []
 
     def meet() -> None:
@@ -56,14 +56,14 @@ def work(who: int, door: str, port: int, folder: str) -> None:
             try:
                 network = rounds.meet()
                 if door == "optimizer":
-                    said.append(str(handle.regroup(network)))
+                    messages.append(str(handle.regroup(network)))
                 else:
                     model = DistributedDataParallel(net, init_sync=False)
-                    said.append(str(handle.regroup(model)))
+                    messages.append(str(handle.regroup(model)))
                 ids = [int(text) for text in handle.elastic.session.all_gather_text(str(who), 60)]
                 return
             except grace.errors.TransportError as error:
-                said.append(f"failed: {error}")
+                messages.append(f"failed: {error}")
         raise AssertionError("no group in 20 rounds")
 
     meet()
@@ -81,7 +81,7 @@ def work(who: int, door: str, port: int, folder: str) -> None:
             out.backward()
             opt.step()
         except (grace.errors.TransportError, RuntimeError) as error:
-            said.append(f"heard: {error}")
+            messages.append(f"heard: {error}")
             meet()
             continue
         applied += net.weight.grad
@@ -95,7 +95,7 @@ def work(who: int, door: str, port: int, folder: str) -> None:
     torch.save(
         {
             "model": net.weight.detach(), "momentum": opt.state[net.weight]["momentum_buffer"], "applied": applied,
-            "debt": handle.elastic.session.worker.debts()["weight"], "steps": steps, "said": said,
+            "debt": handle.elastic.session.worker.debts()["weight"], "steps": steps, "said": messages,
             "lr": opt.param_groups[0]["lr"],
         },
         Path(folder) / f"{who}.pt",

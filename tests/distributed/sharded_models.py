@@ -101,11 +101,11 @@ def full(owed: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.fixture
 def three(pools: Callable[[str, int], Any]) -> Pool:
-    found: Pool = pools("gloo", 3)
-    return found
+    ready: Pool = pools("gloo", 3)
+    return ready
 
 
 @pytest.fixture
 def four(pools: Callable[[str, int], Any]) -> Pool:
-    found: Pool = pools("gloo", 4)
-    return found
+    ready: Pool = pools("gloo", 4)
+    return ready

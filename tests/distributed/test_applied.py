@@ -69,9 +69,9 @@ def play(
 def gan(rank: int, world: int, spec: str) -> None:
     right, _ = play(rank, spec, aside=True)
     for options in ({}, {"none": False}, {"given": True}, {"gradient_as_bucket_view": True}):
-        mine, stats = play(rank, spec, aside=False, **options)
+        trained, stats = play(rank, spec, aside=False, **options)
         assert stats.dropped == STEPS - 1, (stats.dropped, options)  # of the last pass nobody knows yet
-        assert torch.equal(mine, right), options
+        assert torch.equal(trained, right), options
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def aside(kind: Callable[..., None]) -> Callable[..., None]:
 def dropped(rank: int, world: int, spec: str, kind: Any, times: int) -> None:
     right, _ = learn(rank, spec, nothing)
     for options in ({}, {"gradient_as_bucket_view": True}):
-        mine, stats = learn(rank, spec, kind, **options)
+        trained, stats = learn(rank, spec, kind, **options)
         assert stats.dropped == times * STEPS, (stats.dropped, options)
         close = {"rtol": 1e-3, "atol": 1e-4} if kind is ascent else {"rtol": 0, "atol": 0}
-        torch.testing.assert_close(mine, right, **close)
+        torch.testing.assert_close(trained, right, **close)
 
 
 @pytest.mark.parametrize(("kind", "times"), [(attack, 1), (skipped, 2), (ascent, 1)])
@@ -163,10 +163,10 @@ def never_undone(rank: int, world: int) -> None:
     Worker.settle = lambda self, dropped=(), waiting=(): own(self, (), waiting)  # type: ignore[method-assign]
     try:
         right, _ = learn(rank, "topk:ratio=0.05", nothing)
-        mine, _ = learn(rank, "topk:ratio=0.05", attack)
+        trained, _ = learn(rank, "topk:ratio=0.05", attack)
     finally:
         Worker.settle = own  # type: ignore[method-assign]
-    assert torch.equal(mine, right)
+    assert torch.equal(trained, right)
 
 
 def accumulate(rank: int, world: int, spec: str) -> None:
@@ -183,7 +183,7 @@ def accumulate(rank: int, world: int, spec: str) -> None:
         handle.detach()
         return weights(model), handle.stats.dropped
 
-    mine, count = train()
+    trained, count = train()
     own = Worker.keep_unapplied
     Worker.keep_unapplied = lambda *_: None  # type: ignore[method-assign, assignment]
     try:
@@ -191,7 +191,7 @@ def accumulate(rank: int, world: int, spec: str) -> None:
     finally:
         Worker.keep_unapplied = own  # type: ignore[method-assign]
     assert count == 0
-    assert torch.equal(mine, plain)
+    assert torch.equal(trained, plain)
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd"])
@@ -222,9 +222,9 @@ def by_optimizer(rank: int, world: int, clear: str) -> None:
         return weights(model), optimizer.handle.stats.dropped
 
     right, _ = train(dropping=False)
-    mine, count = train(dropping=True)
+    trained, count = train(dropping=True)
     assert count == 20
-    assert torch.equal(mine, right)
+    assert torch.equal(trained, right)
 
 
 @pytest.mark.parametrize("clear", ["optimizer", "zeros", "none"])
@@ -279,9 +279,9 @@ def before_a_closure(rank: int, world: int) -> None:
         return weights(model), handle.stats.dropped
 
     right, none = train(dropping=False)
-    mine, count = train(dropping=True)
+    trained, count = train(dropping=True)
     assert (none, count) == (0, 20)
-    assert torch.equal(mine, right)
+    assert torch.equal(trained, right)
 
 
 def test_a_closure_drops_what_was_there_before(pair: Pool) -> None:
@@ -328,9 +328,9 @@ def test_a_state_is_of_what_counts(pair: Pool) -> None:
 # ---- where nobody can know ------------------------------------------------------------------------------------------
 def by_hand(rank: int, world: int, changes: str) -> int:
     """Number of warnings that nobody can know, where no optimizer of torch's is at work."""
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("grace").addHandler(handler)
     model = net(16, 4, 3)
     handle, data = grace.attach(model, "topk:ratio=0.05"), numbers(rank)
@@ -346,8 +346,8 @@ def by_hand(rank: int, world: int, changes: str) -> int:
     assert handle.stats.dropped == 0
     handle.detach()
     logging.getLogger("grace").removeHandler(handler)
-    assert all("torch.autograd.grad for an attack" in text for text in said)
-    return len(said)
+    assert all("torch.autograd.grad for an attack" in text for text in messages)
+    return len(messages)
 
 
 def test_steps_by_hand_count_and_are_asked_about_once_where_torch_does_not_tell(pair: Pool) -> None:
@@ -377,9 +377,9 @@ def sharded(rank: int, world: int, clear: str) -> None:
         return [p.detach().to_local().clone() for p in model.parameters()], handle.stats.dropped
 
     right, _ = train(dropping=False)
-    mine, count = train(dropping=True)
+    trained, count = train(dropping=True)
     assert count == 18, count
-    assert all(map(torch.equal, mine, right))
+    assert all(map(torch.equal, trained, right))
 
 
 @sharded_here

@@ -43,7 +43,7 @@ def trained(rank: int, world: int, steps: int, door: str) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    found = handle.explain()  # type: ignore[attr-defined]
+    explained = handle.explain()  # type: ignore[attr-defined]
     saved = handle.state_dict()
     handle.load_state_dict(saved)
     handle.switch("topk")
@@ -51,28 +51,28 @@ def trained(rank: int, world: int, steps: int, door: str) -> dict[str, Any]:
     handle.detach()
     weights = torch.cat([p.detach().view(-1) for p in net.parameters()])
     return {
-        "weights": weights, "losses": losses, "policy": found.policy, "explained": found.as_dict(), "told": told[-1],
-        "ended": ended, "buckets": len(found.buckets), "saved": saved["auto"]["methods"],
+        "weights": weights, "losses": losses, "policy": explained.policy, "explained": explained.as_dict(), "told": told[-1],
+        "ended": ended, "buckets": len(explained.buckets), "saved": saved["auto"]["methods"],
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("door", ["ddp", "optimizer"])
 def test_all_ranks_choose_alike_and_stay_replicas(pair: Pool, door: str) -> None:
-    one, other = pair.run(trained, 40, door)
-    assert torch.equal(one["weights"], other["weights"])
-    assert one["policy"] == other["policy"]
-    assert one["saved"] == other["saved"]
-    assert sum(one["losses"][-5:]) < sum(one["losses"][:5])
-    explained = Explanation.read(one["explained"])
-    assert explained.stage == "running"
-    assert [bucket.method for bucket in explained.buckets] == [
-        bucket.method for bucket in Explanation.read(other["explained"]).buckets
+    first, second = pair.run(trained, 40, door)
+    assert torch.equal(first["weights"], second["weights"])
+    assert first["policy"] == second["policy"]
+    assert first["saved"] == second["saved"]
+    assert sum(first["losses"][-5:]) < sum(first["losses"][:5])
+    decoded = Explanation.read(first["explained"])
+    assert decoded.stage == "running"
+    assert [bucket.method for bucket in decoded.buckets] == [
+        bucket.method for bucket in Explanation.read(second["explained"]).buckets
     ]
-    assert one["buckets"] >= 2
-    assert explained.compute is not None
-    assert set(explained.spent) >= {"codecs", "link", "holding"}
-    assert {"grace/auto/plan", "grace/auto/spent_share"} <= set(one["told"])
-    assert one["ended"].startswith("ended: the user has switched to")
+    assert first["buckets"] >= 2
+    assert decoded.compute is not None
+    assert set(decoded.spent) >= {"codecs", "link", "holding"}
+    assert {"grace/auto/plan", "grace/auto/spent_share"} <= set(first["told"])
+    assert first["ended"].startswith("ended: the user has switched to")
 
 
 def refused(rank: int, world: int) -> str:
@@ -106,7 +106,7 @@ def sharded(rank: int, world: int, steps: int) -> dict[str, Any]:
         optimizer.zero_grad()
         net(gradients_of(rank, step)).backward()
         optimizer.step()
-    found = handle.explain()  # type: ignore[attr-defined]
+    explained = handle.explain()  # type: ignore[attr-defined]
     handle.switch("none")
     for step in range(steps, steps + more):
         optimizer.zero_grad()
@@ -120,26 +120,28 @@ def sharded(rank: int, world: int, steps: int) -> dict[str, Any]:
     }
     applied = {name: -p.detach().full_tensor() for name, p in net.named_parameters()}
     return {
-        "applied": applied, "computed": computed, "explained": found.as_dict(), "saved": saved["auto"]["methods"],
-        "left": left, "policy": found.policy,
+        "applied": applied, "computed": computed, "explained": explained.as_dict(), "saved": saved["auto"]["methods"],
+        "left": left, "policy": explained.policy,
     }  # fmt: skip
 
 
 @sharded_models.pytestmark
 def test_a_sharded_model_gets_all_that_was_computed(pair: Pool) -> None:
-    one, other = pair.run(sharded, 40)
-    assert one["policy"] == other["policy"]
-    assert one["saved"] == other["saved"]
-    assert one["saved"]["short"] == "none"
-    for name, x in one["computed"].items():
-        torch.testing.assert_close(one["applied"][name], x, atol=0.05 * (name == "wide") + 1e-4, rtol=0)  # bf16 rounds
-    assert one["left"] == other["left"] == 0
-    explained = Explanation.read(one["explained"])
-    assert explained.stage == "running"
-    assert explained.buckets[0].tensors == ("wide", "short")
-    assert explained.compute is not None
-    assert any("ReduceScatter" in text and "AllToAll" in text for _, text in explained.events)
-    assert "no reduce-scatter" in explained.left_out["powersgd"]
+    first, second = pair.run(sharded, 40)
+    assert first["policy"] == second["policy"]
+    assert first["saved"] == second["saved"]
+    assert first["saved"]["short"] == "none"
+    for name, x in first["computed"].items():
+        torch.testing.assert_close(
+            first["applied"][name], x, atol=0.05 * (name == "wide") + 1e-4, rtol=0
+        )  # bf16 rounds
+    assert first["left"] == second["left"] == 0
+    decoded = Explanation.read(first["explained"])
+    assert decoded.stage == "running"
+    assert decoded.buckets[0].tensors == ("wide", "short")
+    assert decoded.compute is not None
+    assert any("ReduceScatter" in text and "AllToAll" in text for _, text in decoded.events)
+    assert "no reduce-scatter" in decoded.left_out["powersgd"]
 
 
 def local_steps(rank: int, world: int, rounds: int) -> dict[str, Any]:
@@ -155,26 +157,26 @@ def local_steps(rank: int, world: int, rounds: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    found = handle.explain()
-    assert isinstance(found, Explanation)
+    explained = handle.explain()
+    assert isinstance(explained, Explanation)
     saved = handle.state_dict()
     handle.load_state_dict(saved)
     handle.sync()
     weights = torch.cat([p.detach().view(-1) for p in net.parameters()])
     handle.detach()
     return {
-        "weights": weights, "losses": losses, "policy": found.policy, "stage": found.stage, "text": str(found),
+        "weights": weights, "losses": losses, "policy": explained.policy, "stage": explained.stage, "text": str(explained),
         "saved": saved["auto"]["methods"],
     }  # fmt: skip
 
 
 def test_local_steps_choose_by_rounds(pair: Pool) -> None:
-    one, other = pair.run(local_steps, 25)
-    assert torch.equal(one["weights"], other["weights"])
-    assert (one["policy"], one["saved"]) == (other["policy"], other["saved"])
-    assert sum(one["losses"][-5:]) < sum(one["losses"][:5])
-    assert one["stage"] == "running"
-    assert "a step here is a round: 2 local steps and their exchange" in one["text"]
+    first, second = pair.run(local_steps, 25)
+    assert torch.equal(first["weights"], second["weights"])
+    assert (first["policy"], first["saved"]) == (second["policy"], second["saved"])
+    assert sum(first["losses"][-5:]) < sum(first["losses"][:5])
+    assert first["stage"] == "running"
+    assert "a step here is a round: 2 local steps and their exchange" in first["text"]
 
 
 def between_replicas(rank: int, world: int, steps: int, shard: str | None) -> dict[str, Any]:
@@ -184,22 +186,22 @@ def between_replicas(rank: int, world: int, steps: int, shard: str | None) -> di
     saved = handle.state_dict()
     handle.load_state_dict(saved)
     weights = sharded_models.train(net, 8, from_step=steps)
-    found = handle.explain()  # type: ignore[attr-defined]
+    explained = handle.explain()  # type: ignore[attr-defined]
     handle.detach()
-    assert "4 workers, 2 replicas of 2 shards, over" in str(found)
-    methods = [bucket.method for bucket in found.buckets]
-    return {"weights": weights, "methods": methods, "history": found.history, "stage": found.stage}
+    assert "4 workers, 2 replicas of 2 shards, over" in str(explained)
+    methods = [bucket.method for bucket in explained.buckets]
+    return {"weights": weights, "methods": methods, "history": explained.history, "stage": explained.stage}
 
 
 @pytest.mark.night("lines that decide alone")
 @sharded_models.pytestmark
 @pytest.mark.parametrize("shard", [None, "bf16"])
 def test_replicas_of_all_shards_choose_alike(four: Pool, shard: str | None) -> None:
-    found = four.run(between_replicas, 40, shard)
-    for one in found[1:]:
-        assert one["history"] == found[0]["history"]
-        assert one["methods"] == found[0]["methods"]
-        assert one["stage"] == "running"
-    assert len(found[0]["methods"]) == 4
-    for one, other in ((0, 2), (1, 3)):
-        assert torch.equal(found[one]["weights"], found[other]["weights"])
+    results = four.run(between_replicas, 40, shard)
+    for result in results[1:]:
+        assert result["history"] == results[0]["history"]
+        assert result["methods"] == results[0]["methods"]
+        assert result["stage"] == "running"
+    assert len(results[0]["methods"]) == 4
+    for first, second in ((0, 2), (1, 3)):
+        assert torch.equal(results[first]["weights"], results[second]["weights"])

@@ -25,27 +25,27 @@ LARGEST = 500_000
 
 def measured(rank: int, world: int) -> tuple[Calibration, Calibration]:
     transport = ready("gloo")
-    found = calibrate(transport, CANDIDATES, LARGEST)
-    again = look(transport, found, ["none", "topk"] if "topk" in found.rates else ["none"])
+    known = calibrate(transport, CANDIDATES, LARGEST)
+    again = look(transport, known, ["none", "topk"] if "topk" in known.rates else ["none"])
     transport.close()
-    return found, again
+    return known, again
 
 
 def test_ranks_know_the_same_to_the_bit(pair: Pool) -> None:
-    (found, again), *others = pair.run(measured)
-    assert all(other == (found, again) for other in others)
-    assert set(found.rates) | set(found.left_out) == set(CANDIDATES)
-    assert {"none", "bf16"} <= set(found.rates)
-    assert found.cores == pytest.approx(len(os.sched_getaffinity(0)) / 2), "two workers share this machine"
-    assert found.fingerprint.startswith("2 workers over gloo")
-    assert {"AllReduce", f"AllReduce{NARROW}"} <= set(found.timings.kinds)
-    for timing in found.timings.kinds.values():
+    (known, again), *others = pair.run(measured)
+    assert all(other == (known, again) for other in others)
+    assert set(known.rates) | set(known.left_out) == set(CANDIDATES)
+    assert {"none", "bf16"} <= set(known.rates)
+    assert known.cores == pytest.approx(len(os.sched_getaffinity(0)) / 2), "two workers share this machine"
+    assert known.fingerprint.startswith("2 workers over gloo")
+    assert {"AllReduce", f"AllReduce{NARROW}"} <= set(known.timings.kinds)
+    for timing in known.timings.kinds.values():
         assert len(timing.sizes) >= 2
         assert timing.cpu > 0
-    assert again.rates.keys() == found.rates.keys()
+    assert again.rates.keys() == known.rates.keys()
     assert again.spent["looks"] > 0
-    (_, (cpu, seconds), *_) = found.phases("none", [(500, 1000)])
-    assert seconds == pytest.approx(found.timings.seconds("AllReduce", 4 * LARGEST), rel=0.01)
+    (_, (cpu, seconds), *_) = known.phases("none", [(500, 1000)])
+    assert seconds == pytest.approx(known.timings.seconds("AllReduce", 4 * LARGEST), rel=0.01)
     assert cpu > 0
 
 
@@ -77,9 +77,9 @@ def held(rank: int, world: int) -> object:
         assert last
         now = max(at for (at,) in probe.all_gather_numbers([now]))
         clock.exchanged()
-    found = model_of(probe.all_gather_numbers(clock.record()))
+    known = model_of(probe.all_gather_numbers(clock.record()))
     transport.close()
-    return found
+    return known
 
 
 def test_the_models_step_is_that_of_the_slowest(pair: Pool) -> None:

@@ -42,14 +42,14 @@ def train(rank: int, world: int, spec: str, checksum: bool) -> tuple[str, str]:
     network = Flipping(network) if rank == VICTIM else network
     ddp = DistributedDataParallel(model)
     handle = grace.attach(ddp, spec, transport=network, checksum=checksum)
-    kind, said = "", ""
+    kind, message = "", ""
     try:
         for step in range(6):
             ddp(torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + rank))).pow(2).mean().backward()
     except GraceError as error:
-        kind, said = type(error).__name__, str(error)
+        kind, message = type(error).__name__, str(error)
     handle.detach()
-    return kind, said
+    return kind, message
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def train(rank: int, world: int, spec: str, checksum: bool) -> tuple[str, str]:
 )
 def test_the_rank_that_reads_it_names_sender_and_step(pools: Callable[[str, int], Any], spec: str, step: int) -> None:
     pool: Pool = pools("gloo", 3)
-    found = pool.run(train, spec, True)
-    for rank, (kind, said) in enumerate(found):
-        assert kind == (PayloadError if rank == VICTIM else TransportError).__name__, said
-        assert rank != VICTIM or said.startswith(f"step {step}: what rank {SENDER} sent in "), said
-    assert "checksum does not match" in found[VICTIM][1]
+    results = pool.run(train, spec, True)
+    for rank, (kind, message) in enumerate(results):
+        assert kind == (PayloadError if rank == VICTIM else TransportError).__name__, message
+        assert rank != VICTIM or message.startswith(f"step {step}: what rank {SENDER} sent in "), message
+    assert "checksum does not match" in results[VICTIM][1]
 
 
 def test_without_checksums_nobody_says_so(pools: Callable[[str, int], Any]) -> None:

@@ -69,11 +69,11 @@ def test_replicas_agree_in_every_granularity(pair: Pool, spec: str, granularity:
 def accumulation(rank: int, world: int) -> None:
     net, reference = model(), model()
     handle = grace.attach(net, "none")
-    for one in (net, reference):
+    for module in (net, reference):
         for step in range(4):
-            with one.no_sync():
-                nn.functional.cross_entropy(one(batch(rank, 2 * step)[0]), batch(rank, 2 * step)[1]).backward()
-            nn.functional.cross_entropy(one(batch(rank, 2 * step + 1)[0]), batch(rank, 2 * step + 1)[1]).backward()
+            with module.no_sync():
+                nn.functional.cross_entropy(module(batch(rank, 2 * step)[0]), batch(rank, 2 * step)[1]).backward()
+            nn.functional.cross_entropy(module(batch(rank, 2 * step + 1)[0]), batch(rank, 2 * step + 1)[1]).backward()
     for p, q in zip(net.parameters(), reference.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
     assert handle.stats.steps == 4

@@ -40,13 +40,13 @@ def environments() -> tuple[dict[str, str], ...]:
 @pytest.fixture(scope="module")
 def digests() -> dict[str, list[str]]:
     """Digests of each rank, by method or mutant."""
-    found: dict[str, list[str]] = {}
+    by_spec: dict[str, list[str]] = {}
     for status, output in launch(Path(different_machines.__file__), workers=3, env=environments()):
         assert status == 0, output
         line = next(line for line in output.splitlines() if line.startswith("DIGESTS "))
         for spec, digest in json.loads(line.removeprefix("DIGESTS ")).items():
-            found.setdefault(spec, []).append(digest)
-    return found
+            by_spec.setdefault(spec, []).append(digest)
+    return by_spec
 
 
 def test_replicas_agree(digests: dict[str, list[str]]) -> None:

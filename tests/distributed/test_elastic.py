@@ -115,9 +115,9 @@ def replay(spec: str, events: list[dict[str, Any]]) -> tuple[dict[str, torch.Ten
     return model, {who: worker.debts() for who, worker in workers.items()}
 
 
-def distance(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert mine.keys() == other.keys() == SHAPES.keys()
-    return max(float((mine[name] - other[name]).abs().max()) for name in SHAPES)
+def distance(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert own.keys() == other.keys() == SHAPES.keys()
+    return max(float((own[name] - other[name]).abs().max()) for name in SHAPES)
 
 
 def run(spec: str, kills: int, workers: int, folder: Path, seed: int, defect: str = "") -> tuple[float, list[Any]]:
@@ -131,11 +131,13 @@ def run(spec: str, kills: int, workers: int, folder: Path, seed: int, defect: st
     finally:
         job.close()
     model, debts = replay(spec, events)
-    assert len({one["step"] for one in ended.values()}) == 1
+    assert len({state["step"] for state in ended.values()}) == 1
     first = next(iter(ended.values()))["model"]
-    assert all(torch.equal(one["model"][name], first[name]) for one in ended.values() for name in SHAPES), "replicas"
-    apart = [distance(one["model"], model) for one in ended.values()]
-    return max(apart + [distance(one["debts"], debts[who]) for who, one in ended.items()]), events
+    assert all(torch.equal(state["model"][name], first[name]) for state in ended.values() for name in SHAPES), (
+        "replicas"
+    )
+    apart = [distance(state["model"], model) for state in ended.values()]
+    return max(apart + [distance(state["debts"], debts[who]) for who, state in ended.items()]), events
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05"])

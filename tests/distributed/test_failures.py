@@ -85,15 +85,15 @@ def test_when_a_worker_dies_the_others_end_with_an_error_that_says_so(script: Pa
     assert [status for status, _ in ended] == [5, 17, 5]
     for rank in (0, 2):
         heard = r"step \d after ([0-9.]+) s: TransportError: .*(?:died|closed|reset)"
-        found = re.search(heard, ended[rank][1])
-        assert found, ended
-        assert float(found[1]) < PATIENCE / 2, "it heard by a deadline only"
+        match = re.search(heard, ended[rank][1])
+        assert match, ended
+        assert float(match[1]) < PATIENCE / 2, "it heard by a deadline only"
 
 
 def test_a_restarted_job_finds_its_peers(script: Path) -> None:
-    status, said = torchrun(script, "restart", workers=2, restarts=1)
-    assert status == 0, said
-    assert sorted(re.findall(r"rank (\d) attempt 1 done: 6 steps", said)) == ["0", "1"]
+    status, output = torchrun(script, "restart", workers=2, restarts=1)
+    assert status == 0, output
+    assert sorted(re.findall(r"rank (\d) attempt 1 done: 6 steps", output)) == ["0", "1"]
 
 
 def test_the_guard_against_the_abort_at_exit_is_registered_once(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_every_combination_of_the_helper_is_the_simulators_method_or_is_refused_
     assert works == 275  # of GRACE's 18 compressors 260; and 15 of adapsparse
     assert len(refused) == 105
     reasons = ("cannot be summed", "majority", "narrow numbers", "grow without bound", "no error to feed back")
-    assert [one for one in refused.items() if not any(reason in one[1] for reason in reasons)] == []
+    assert [entry for entry in refused.items() if not any(reason in entry[1] for reason in reasons)] == []
 
 
 def knobs_and_halves(rank: int, world: int) -> None:
@@ -132,21 +132,21 @@ def third_parties(rank: int, world: int) -> None:
             dist.all_reduce(total)
             torch.testing.assert_close(sum(means) + owed / world, total / world)  # nothing is lost
     everyone = [gradient(r) for r in range(world)]
-    mine = everyone[rank]
-    vote = Allgather(Vote(), NoneMemory()).step(mine, "w")
+    own = everyone[rank]
+    vote = Allgather(Vote(), NoneMemory()).step(own, "w")
     expected = torch.sign(sum(SignScale().decompress(*SignScale().compress(x, "w")) for x in everyone))
     assert torch.equal(vote, expected)
     doubled = Doubled()
     assert torch.equal(
-        Allgather(TopKCompressor(1.0), doubled).step(mine, "w"),
-        Allgather(TopKCompressor(1.0), NoneMemory()).step(2 * mine, "w"),
+        Allgather(TopKCompressor(1.0), doubled).step(own, "w"),
+        Allgather(TopKCompressor(1.0), NoneMemory()).step(2 * own, "w"),
     )
     assert doubled.seen == ["w"]
-    expected = Allgather(SignScale(), NoneMemory()).step(mine, "w") * world
-    assert torch.equal(OwnGather(SignScale(), NoneMemory(), world).step(mine, "w"), expected)
+    expected = Allgather(SignScale(), NoneMemory()).step(own, "w") * world
+    assert torch.equal(OwnGather(SignScale(), NoneMemory(), world).step(own, "w"), expected)
     halves = InTwoHalves(SignScale(), NoneMemory(), world)
-    assert torch.equal(halves.receive_step(*halves.send_step(mine, "w")), expected)
-    assert torch.equal(halves.step(mine, "w"), expected)
+    assert torch.equal(halves.receive_step(*halves.send_step(own, "w")), expected)
+    assert torch.equal(halves.step(own, "w"), expected)
 
 
 def test_parts_of_third_parties_run_as_they_did_with_grace(pair: Pool) -> None:

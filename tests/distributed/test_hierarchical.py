@@ -26,8 +26,8 @@ SHAPES = {"a": (40, 32), "b": (33, 32)}
 
 @pytest.fixture
 def four(pools: Callable[[str, int], Any]) -> Pool:
-    found: Pool = pools("gloo", 4)
-    return found
+    ready: Pool = pools("gloo", 4)
+    return ready
 
 
 class Net(nn.Module):
@@ -79,8 +79,8 @@ def test_real_processes_do_what_is_simulated(four: Pool, spec: str, door: str, c
         means = sim.step({name: [gradients(rank, step)[name] for rank in range(4)] for name in SHAPES})
         simulated += [means["a"], means["b"]]
     for rank, (means, sent, _) in enumerate(four.run(train, spec, door, check)):
-        for mine, expected in zip(means, simulated, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+        for own, expected in zip(means, simulated, strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
         assert sent["machines"] > 0, rank
         assert set(sent) == {"", "machine", "machines"}
 
@@ -119,19 +119,19 @@ def test_memories_survive_a_stop_and_a_switch(four: Pool) -> None:
 
 
 def refuses(rank: int, world: int) -> list[str]:
-    said = []
+    messages = []
     model = DistributedDataParallel(Net())
     for spec in ("topk:machine=3", "topk:machine=2" if rank else "topk:machine=4"):
         with pytest.raises((ConfigurationError, FingerprintMismatch, TransportError)) as refused:
             grace.attach(model, spec)
-        said.append(str(refused.value))
+        messages.append(str(refused.value))
     handle = grace.attach(model, "topk")
     with pytest.raises(ConfigurationError) as refused:
         handle.switch("topk:machine=2")
-    said.append(str(refused.value))
+    messages.append(str(refused.value))
     model(gradients(rank, 0)).backward()  # it goes on as before
     handle.detach()
-    return said
+    return messages
 
 
 def test_what_cannot_be_is_refused(four: Pool) -> None:

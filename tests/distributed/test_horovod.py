@@ -33,7 +33,7 @@ def begin(over: str) -> Any:
 
 def forget_the_stand_in() -> None:
     sys.modules["horovod.torch"].shutdown()
-    sys.meta_path[:] = [one for one in sys.meta_path if "grace_dl.horovod" not in type(one).__module__]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "grace_dl.horovod" not in type(finder).__module__]
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
         del sys.modules[name]
 

@@ -74,14 +74,14 @@ def test_the_same_script_gives_the_same_bits_under_both(tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(SCRIPT))
     done = run_under_mpi(script, "auto,mpi", workers=2)
     assert done.returncode == 0, done.stdout + done.stderr
-    status, said = torchrun(script, "auto", workers=2)
-    assert status == 0, said
-    outputs = [done.stdout, said]
+    status, output = torchrun(script, "auto", workers=2)
+    assert status == 0, output
+    outputs = [done.stdout, output]
     digests = {
-        what: {found for output in outputs for found in re.findall(rf"^{what} \w+ (\w+)", output, re.MULTILINE)}
+        what: {digest for output in outputs for digest in re.findall(rf"^{what} \w+ (\w+)", output, re.MULTILINE)}
         for what in ("ddp", "local")
     }
-    assert all(len(found) == 1 for found in digests.values()), outputs
+    assert all(len(values) == 1 for values in digests.values()), outputs
     under_mpi, under_torchrun = outputs
     assert len(re.findall("^ddp|^local", under_mpi, re.MULTILINE)) == 8
     assert "<DDPHandle rank 1 of 2 over gloo (the model's process group)" in under_torchrun

@@ -49,15 +49,15 @@ def weights(net: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def of_all(mine: Tensor, world: int) -> list[Tensor]:
-    rows = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(rows, mine)
+def of_all(own: Tensor, world: int) -> list[Tensor]:
+    rows = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(rows, own)
     return rows
 
 
 def alike(net: nn.Module, world: int) -> bool:
-    mine = weights(net)
-    return all(torch.equal(mine, other) for other in of_all(mine, world))
+    own = weights(net)
+    return all(torch.equal(own, other) for other in of_all(own, world))
 
 
 # ---- what it computes -----------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def windows(rank: int, world: int, spec: str, optimizer_name: str) -> None:
     assert bool(weights(net).isfinite().all())
     assert not torch.equal(weights(net), weights(model(0)))
     held = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor) and x.numel() > 1]
-    mine = torch.cat([x.flatten() for x in held])
-    assert not all(torch.equal(mine, other) for other in of_all(mine, world)), "the optimizer's state should be local"
+    own = torch.cat([x.flatten() for x in held])
+    assert not all(torch.equal(own, other) for other in of_all(own, world)), "the optimizer's state should be local"
     handle.detach()
 
 

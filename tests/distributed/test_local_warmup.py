@@ -130,14 +130,14 @@ def by_hand(rank: int, world: int) -> None:
         DistributedDataParallel(plain),
     )
     for index in range(2):
-        for one, trains in ((net, optimizer), (wrapped, other)):
+        for module, trains in ((net, optimizer), (wrapped, other)):
             trains.zero_grad()
             made = torch.Generator().manual_seed(1000 * index + rank)
-            one(torch.randn(8, 30, generator=made)).square().mean().backward()
-            if one is net:
+            module(torch.randn(8, 30, generator=made)).square().mean().backward()
+            if module is net:
                 handle.average_gradients()
                 handle.average_gradients()  # once in a step
-            nn.utils.clip_grad_norm_(one.parameters(), 0.01)
+            nn.utils.clip_grad_norm_(module.parameters(), 0.01)
             trains.step()
         handle.step()
         torch.testing.assert_close(weights(net), weights(plain), atol=1e-7, rtol=0)

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(find_problem() is not None, reason=str(find_prob
 SPEC = "qsgd:bits=4,machine=2"
 
 
-def steps(rank: int, world: int, said: int | None, local: int | None, linux: bool) -> tuple[str, list[Tensor]]:
+def steps(rank: int, world: int, declared: int | None, local: int | None, linux: bool) -> tuple[str, list[Tensor]]:
     """``said`` in the environment, ``local`` by an argument; where ``linux`` is false, as on a Mac."""
     with pytest.MonkeyPatch.context() as patch:
-        if said is not None:
-            patch.setenv("GRACE_LOCAL_WORLD_SIZE", str(said))
+        if declared is not None:
+            patch.setenv("GRACE_LOCAL_WORLD_SIZE", str(declared))
         if not linux:
             patch.setattr(sys, "platform", "darwin")
             patch.delattr(os, "memfd_create")

@@ -88,7 +88,7 @@ def small_tensors_at(rank: int, world: int, door: str) -> list[tuple[float, str]
 @pytest.mark.parametrize("door", ["ddp", "optimizer", pytest.param("fsdp2", marks=fsdp2)])
 def test_biases_beside_dgc_have_its_momentum(pair: Pool, door: str) -> None:
     """41.38 is what the authors' code moves a bias by: the sum of ``u = 0.9 u + 1`` over ten steps."""
-    for found in pair.run(small_tensors_at, door):
-        moved, methods = zip(*found, strict=True)
+    for moves in pair.run(small_tensors_at, door):
+        moved, methods = zip(*moves, strict=True)
         assert moved == pytest.approx((41.3811, 18.0020, 10.0), rel=1e-4)
         assert methods == ("none:memory=dgc", "none:momentum=0.5,memory=dgc", "none")

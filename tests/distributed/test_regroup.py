@@ -29,39 +29,39 @@ def run(door: str, folder: Path) -> dict[int, dict[str, Any]]:
     )
     workers = [SERVER.Process(target=work, args=(who, door, port, str(folder)), daemon=True) for who in range(4)]
     try:
-        for one in workers[:3]:
-            one.start()
+        for process in workers[:3]:
+            process.start()
         until = time.monotonic() + PATIENCE
         while not store.check(["step"]) or int(store.get("step")) < JOINS:
             assert time.monotonic() < until, "they do not get on"
             time.sleep(0.02)
         workers[3].start()
-        for one in workers:
-            one.join(PATIENCE)
-        assert [one.exitcode for one in workers] == [0, 0, -signal.SIGKILL, 0]
+        for process in workers:
+            process.join(PATIENCE)
+        assert [process.exitcode for process in workers] == [0, 0, -signal.SIGKILL, 0]
     finally:
-        for one in workers:
-            if one.is_alive():
-                one.kill()
-                one.join()
+        for process in workers:
+            if process.is_alive():
+                process.kill()
+                process.join()
     return {who: torch.load(folder / f"{who}.pt", weights_only=True) for who in (0, 1, 3)}
 
 
 @pytest.mark.parametrize("door", ["optimizer", "ddp"])
 def test_a_handle_goes_on_without_one_that_died_and_with_one_that_joins(door: str, tmp_path: Path) -> None:
-    found = run(door, tmp_path)
-    for one in found.values():
-        assert torch.equal(one["model"], found[0]["model"])
-        assert torch.equal(one["momentum"], found[0]["momentum"])
-        assert one["lr"] == 1
-    steps = found[0]["steps"]
-    assert sorted(steps) == list(range(ENDS)), found[0]["said"]
+    ends = run(door, tmp_path)
+    for end in ends.values():
+        assert torch.equal(end["model"], ends[0]["model"])
+        assert torch.equal(end["momentum"], ends[0]["momentum"])
+        assert end["lr"] == 1
+    steps = ends[0]["steps"]
+    assert sorted(steps) == list(range(ENDS)), ends[0]["said"]
     assert [sorted(steps[step]) for step in (0, DIES, ENDS - 1)] == [[0, 1, 2], [0, 1], [0, 1, 3]]
-    assert any("1 are lost, with what they owed: about 33%" in text for text in found[0]["said"])
+    assert any("1 are lost, with what they owed: about 33%" in text for text in ends[0]["said"])
     computed = sum(sum(gradient(who, step) for who in ids) / len(ids) for step, ids in steps.items())
     lost = torch.load(tmp_path / f"debts-2-{DIES}.pt", weights_only=True)["weight"]
-    owed = sum(one["debt"] for one in found.values())
-    torch.testing.assert_close(found[0]["applied"] + owed + lost, computed, atol=1e-4, rtol=0)
+    owed = sum(end["debt"] for end in ends.values())
+    torch.testing.assert_close(ends[0]["applied"] + owed + lost, computed, atol=1e-4, rtol=0)
 
 
 def make(**options: Any) -> Any:

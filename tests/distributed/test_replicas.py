@@ -27,8 +27,8 @@ DOORS = ("ddp", "optimizer", "local")
 
 @pytest.fixture
 def pool(pools: Callable[[str, int], Any]) -> Pool:
-    found: Pool = pools("gloo", 3)
-    return found
+    ready: Pool = pools("gloo", 3)
+    return ready
 
 
 def over(rank: int, step: int) -> Transport:
@@ -94,14 +94,14 @@ def test_all_ranks_raise_it_in_the_same_step(pool: Pool, door: str) -> None:
 def repair(rank: int, world: int, door: str) -> tuple[list[Tensor], list[str]]:
     """The victim drifts in step 4, which is one of those where little is looked at."""
     model, optimizer, handle = start(door, rank, STEP, check_replicas_every=6, on_difference="broadcast")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ReplicasWarning)
         train(model, optimizer, rank, range(6))
     train(model, optimizer, rank, range(6, 10))  # warnings are errors
     handle.detach()
     momenta = [x for held in optimizer.state.values() for x in held.values() if isinstance(x, Tensor)]
     replica = [p.detach().clone() for p in model.parameters()]
-    return replica + momenta, [str(one.message) for one in said if one.category is ReplicasWarning]
+    return replica + momenta, [str(warning.message) for warning in caught if warning.category is ReplicasWarning]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -109,10 +109,10 @@ def test_a_drift_is_repaired(pool: Pool, door: str) -> None:
     results = pool.run(repair, door)
     for tensors, _ in results:
         assert all(torch.equal(x, y) for x, y in zip(tensors, results[0][0], strict=True))
-    (said,), *others = [said for _, said in results]
+    (message,), *others = [message for _, message in results]
     assert others == [[], []]
-    assert f"the parameters of rank {VICTIM} differ" in said
-    assert "All ranks go on with the parameters of rank 0" in said
+    assert f"the parameters of rank {VICTIM} differ" in message
+    assert "All ranks go on with the parameters of rank 0" in message
 
 
 def drift(rank: int, world: int) -> list[Tensor]:

@@ -57,8 +57,8 @@ def none_is_plain(rank: int, world: int, kind: str, way: str, options: dict[str,
             net.to_empty(device="cpu")
             with torch.no_grad():
                 for p in net.parameters():
-                    mine = p.to_local()
-                    mine.copy_(torch.linspace(-0.1, 0.1, mine.numel()).view_as(mine))
+                    own = p.to_local()
+                    own.copy_(torch.linspace(-0.1, 0.1, own.numel()).view_as(own))
         if way == "divided":
             for part in (*net.children(), net):
                 part.set_gradient_divide_factor(2.0)

@@ -52,9 +52,9 @@ def as_written_down(kind: str, world: int, choices: tuple[str, ...], cost: Any, 
                     left[part.abs().topk(kept).indices] = 0.0
                     lost[text] += float(left.double().square().sum())
         error.append(list(lost.values()))
-    found = within_cost(cost, error, budget)
-    assert found is not None
-    return found
+    choice = within_cost(cost, error, budget)
+    assert choice is not None
+    return choice
 
 
 def trained(rank: int, world: int, kind: str, steps: int, alone: bool = False) -> dict[str, Any]:
@@ -111,17 +111,17 @@ def test_all_ranks_choose_what_all_parts_lose_least_by_and_nothing_is_lost(four:
     values = KNOBS["topk"][1]
     wide, short = (values[k] for k in first["chosen"][-1])
     assert short > wide
-    for one in told:
-        assert one["chosen"] == first["chosen"]
-        assert one["methods"] == first["methods"]
-        assert one["left"] == 0
+    for rank in told:
+        assert rank["chosen"] == first["chosen"]
+        assert rank["methods"] == first["methods"]
+        assert rank["left"] == 0
     assert first["bits"] <= 3.0
     assert "topk:ratio=" in first["text"]
 
 
 def test_on_three_where_one_has_no_part_of_a_layer(three: Pool) -> None:
     first, *others = three.run(trained, "fsdp", 5)
-    assert all(one["chosen"] == first["chosen"] for one in others)
+    assert all(rank["chosen"] == first["chosen"] for rank in others)
 
 
 def decide_alone(rank: int, world: int) -> Any:

@@ -110,17 +110,17 @@ def computes_with(rank: int, world: int, kind: str, weights: str, mp: dict[str, 
         assert torch.equal(ahead, back), "forward and backward pass"
         everyone = [torch.empty_like(ahead.float()) for _ in range(world)]
         dist.all_gather(everyone, ahead.float())
-        assert all(torch.equal(one, everyone[0]) for one in everyone), "all ranks, the owner too"
+        assert all(torch.equal(result, everyone[0]) for result in everyone), "all ranks, the owner too"
         off = (ahead.float() - exact[step]).abs().max()
         assert 0 < off <= 0.5, off
     assert not torch.equal(exact[0], exact[1])
     moved = (exact[0] - exact[1]).abs().max()
     assert moved < 0.01, "the shard moves by less than a step of the grid"
     assert handle.axes["weights"].ratio > 1.5
-    found = handle.axes.values()
-    dense = sum(ring_bytes(one.dense_bytes, one.world) for one in found)
-    assert handle.stats.ratio == dense / sum(one.traffic.sent for one in found)
-    assert min(one.ratio for one in found) < handle.stats.ratio < max(one.ratio for one in found), "of all axes"
+    axes = handle.axes.values()
+    dense = sum(ring_bytes(axis.dense_bytes, axis.world) for axis in axes)
+    assert handle.stats.ratio == dense / sum(axis.traffic.sent for axis in axes)
+    assert min(axis.ratio for axis in axes) < handle.stats.ratio < max(axis.ratio for axis in axes), "of all axes"
     handle.detach()
     net.unshard()
     truth = net.weight.detach().float().clone()
@@ -185,9 +185,9 @@ def learns(rank: int, world: int, weights: str | None, options: dict[str, Any], 
 def test_with_weights_of_eight_bits_it_learns_as_well(three: Pool) -> None:
     alone = three.run(learns, None, {}, 25)[0]
     for weights in ("int8", "fp8"):
-        found = three.run(learns, weights, {}, 25)
-        assert len(set(found)) == 1
-        assert found[0] <= 1.02 * alone
+        results = three.run(learns, weights, {}, 25)
+        assert len(set(results)) == 1
+        assert results[0] <= 1.02 * alone
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_with_weights_of_eight_bits_it_learns_as_well(three: Pool) -> None:
     ids=str,
 )
 def test_weights_in_other_ways_of_sharding(four: Pool, options: dict[str, Any]) -> None:
-    found = four.run(learns, "int8", options)
-    assert len(set(found)) == 1
-    assert found[0] == pytest.approx(four.run(learns, None, options)[0], rel=0.1)
+    results = four.run(learns, "int8", options)
+    assert len(set(results)) == 1
+    assert results[0] == pytest.approx(four.run(learns, None, options)[0], rel=0.1)
 
 
 def recomputed(rank: int, world: int) -> None:
@@ -317,7 +317,7 @@ def broken(rank: int, world: int) -> str:
 
 
 def test_a_worker_that_cannot_read_weights_tells_the_others(pair: Pool) -> None:
-    found = pair.run(broken)
+    results = pair.run(broken)
     pair.retire()
-    assert found[1] == "PayloadError"
-    assert found[0].endswith("Error")
+    assert results[1] == "PayloadError"
+    assert results[0].endswith("Error")

@@ -41,11 +41,9 @@ def conserve(rank: int, world: int, kind: str, spec: str) -> None:
     for name, p in net.named_parameters():
         computed = sum(gradients_of(r, step)[name] for r in range(world) for step in range(4)) / world
         debt = torch.zeros(p.shape)
-        mine = owed.get(name)
+        own = owed.get(name)
         whole = [debt] * world
-        dist.all_gather_object(
-            whole, None if mine is None else (mine.to_local(), mine.device_mesh.get_coordinate()[-1])
-        )
+        dist.all_gather_object(whole, None if own is None else (own.to_local(), own.device_mesh.get_coordinate()[-1]))
         parts = {place: part for part, place in filter(None, whole)}
         debt = torch.cat([parts[place] for place in sorted(parts)])
         torch.testing.assert_close(debt - p.full_tensor(), computed, atol=2e-5, rtol=0)
@@ -114,9 +112,9 @@ def learn(rank: int, world: int, kind: str, spec: str, way: str) -> tuple[float,
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "qsgd:bits=4", "efsignsgd", "bf16", "topk:ratio=0.1,start=2"])
 def test_all_ranks_have_the_same_weights_and_send_what_is_planned(three: Pool, spec: str) -> None:
-    found = three.run(learn, "fsdp", spec, "")
-    assert len({out for out, *_ in found}) == 1
-    for _, planned, moved in found:
+    results = three.run(learn, "fsdp", spec, "")
+    assert len({out for out, *_ in results}) == 1
+    for _, planned, moved in results:
         assert planned <= moved <= planned + 24, "what travels as one is aligned"
 
 

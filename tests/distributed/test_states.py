@@ -102,15 +102,15 @@ def mixed(rank: int, world: int) -> None:
     net = model()
     handle = grace.attach(net, "topk:ratio=0.05")
     train(net, rank, range(2))
-    mine = handle.state_dict()
+    own = handle.state_dict()
     states: list[Any] = [None] * world
-    torch.distributed.all_gather_object(states, mine)
+    torch.distributed.all_gather_object(states, own)
     with pytest.raises(StateError, match=r"handle.checkpoint\(\)" if rank else "rank 1 cannot load"):
-        handle.load_state_dict({**mine, "states": states[0]["states"]})
+        handle.load_state_dict({**own, "states": states[0]["states"]})
     with pytest.raises(StateError, match="each rank loads its own" if rank else "rank 1 cannot load"):
         handle.load_state_dict(states[0])
     before = weights(net)
-    handle.load_state_dict(mine)
+    handle.load_state_dict(own)
     assert torch.equal(weights(net), before)
     handle.detach()
 

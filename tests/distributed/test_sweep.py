@@ -35,8 +35,8 @@ def folder(tmp_path):
 
 
 def documents(out):
-    found = [json.loads(path.read_text()) for path in sorted((out / "runs").iterdir())]
-    return {(one["task"], one["method"]): one for one in found}
+    contents = [json.loads(path.read_text()) for path in sorted((out / "runs").iterdir())]
+    return {(document["task"], document["method"]): document for document in contents}
 
 
 @pytest.mark.usefixtures("forked")
@@ -58,18 +58,20 @@ def test_a_sweep_records_failures_and_is_resumed(folder):
     assert first.exit_code == 1
     assert "1 of 6 runs failed: powersgd" in first.stderr
     assert "Traceback" not in first.stderr
-    found = documents(folder / "out")
-    assert {one["status"] for one in found.values()} == {"ok", "failed"}
+    written = documents(folder / "out")
+    assert {document["status"] for document in written.values()} == {"ok", "failed"}
     assert all(decode(path.read_bytes()) for path in (folder / "out" / "runs").iterdir())
-    failed = found[BLOBS, "powersgd"]
+    failed = written[BLOBS, "powersgd"]
     assert failed["status"] == "failed"
     assert "CompositionError" in failed["error"]
-    assert all(one["status"] == "ok" for key, one in found.items() if key[1] != "powersgd")  # those after it too
+    assert all(
+        document["status"] == "ok" for key, document in written.items() if key[1] != "powersgd"
+    )  # those after it too
     with open(folder / "out" / "runs.csv") as file:
         assert [row["status"] for row in csv.DictReader(file)].count("ok") == 5
 
     limit, fp32, bf16, low_rank = (
-        found[BLOBS, name] for name in ("no-communication", "ddp-fp32", "ddp-bf16", "ddp-powersgd")
+        written[BLOBS, name] for name in ("no-communication", "ddp-fp32", "ddp-bf16", "ddp-powersgd")
     )
     assert limit["traffic"]["sent_bytes_per_step"] == 0
     assert limit["final"] is None
@@ -79,9 +81,9 @@ def test_a_sweep_records_failures_and_is_resumed(folder):
     assert 0 < low_rank["traffic"]["relative_to_fp32"] < 0.5
     assert fp32["replicas_agree"]
     assert fp32["final"] == pytest.approx(bf16["final"], abs=0.2)
-    for one in (limit, fp32, found[BLOBS, "topk"]):
-        assert one["prediction"]["step_ms"] > 0
-        assert one["time"]["compute_ms"] > 0
+    for document in (limit, fp32, written[BLOBS, "topk"]):
+        assert document["prediction"]["step_ms"] > 0
+        assert document["time"]["compute_ms"] > 0
 
     stamps = {path: path.stat().st_mtime_ns for path in (folder / "out" / "runs").iterdir()}
     again = run(*arguments, *SHORT, "--out", "out", cwd=folder)
@@ -97,12 +99,12 @@ def test_a_link_is_measured_where_the_bytes_pass(folder):
     arguments = ["--task", BLOBS, "--methods", "none", "--baselines", "ddp-fp32", "--link", "100mbit", "--steps", "12"]
     done = run("bench", "train", *arguments, *SHORT, "--out", "out", cwd=folder)
     assert done.exit_code == 0, done.output
-    for one in documents(folder / "out").values():
-        sent = one["traffic"]["sent_bytes_per_step"]
-        assert sent <= one["nic"]["sent_bytes_per_step"] < 2 * sent + 4000  # headers, acknowledgements
-        assert one["link"] == {"name": "100mbit", "bits_per_second": 1e8, "latency_seconds": 0.0}
-    said = run("bench", "predict", "out", "--link", "1gbit", "--workers", "8", "--json", cwd=folder)
-    (table,) = json.loads(said.stdout)["tables"]
+    for document in documents(folder / "out").values():
+        sent = document["traffic"]["sent_bytes_per_step"]
+        assert sent <= document["nic"]["sent_bytes_per_step"] < 2 * sent + 4000  # headers, acknowledgements
+        assert document["link"] == {"name": "100mbit", "bits_per_second": 1e8, "latency_seconds": 0.0}
+    output = run("bench", "predict", "out", "--link", "1gbit", "--workers", "8", "--json", cwd=folder)
+    (table,) = json.loads(output.stdout)["tables"]
     assert (table["workers"], table["measured_workers"]) == (8, 2)
     assert table["dense"] in {"none", "ddp-fp32"}  # whichever was faster here: the same bytes
     assert {row["method"] for row in table["rows"]} == {"none", "ddp-fp32"}
@@ -155,11 +157,11 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
 
 def namespaces():
     """The network namespaces that some process is in, as far as this one may look."""
-    found = set()
+    namespaces_found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/{name}/ns/net"))
-    return found
+            namespaces_found.add(os.readlink(f"/proc/{name}/ns/net"))
+    return namespaces_found
 
 
 @pytest.mark.tier("test")
@@ -175,11 +177,11 @@ def test_in_workers_that_torchrun_has_started(folder):
         "model",
     ]
     few = ["--baselines", "ddp-fp32", "--steps", "6", "--evaluations", "1", "--out", "out"]
-    status, said = torchrun(Path(grace.cli.__main__.__file__), *arguments, *few, workers=2, cwd=folder)
+    status, output = torchrun(Path(grace.cli.__main__.__file__), *arguments, *few, workers=2, cwd=folder)
     assert status == 1
-    assert "1 of 3 runs failed: powersgd" in said
-    found = documents(folder / "out")
-    states = {method: one["status"] for (_, method), one in found.items()}
+    assert "1 of 3 runs failed: powersgd" in output
+    written = documents(folder / "out")
+    states = {method: document["status"] for (_, method), document in written.items()}
     assert states == {"ddp-fp32": "ok", "powersgd:rank=2": "failed", "topk": "ok"}
-    assert all(one["workers"] == 2 for one in found.values())
-    assert "CompositionError" in found[BLOBS, "powersgd:rank=2"]["error"]
+    assert all(document["workers"] == 2 for document in written.values())
+    assert "CompositionError" in written[BLOBS, "powersgd:rank=2"]["error"]

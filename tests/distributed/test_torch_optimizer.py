@@ -83,11 +83,11 @@ def gather(x: Tensor) -> list[Tensor]:
 
 
 def assert_replicas_agree(net: nn.Module, world: int) -> None:
-    mine = weights(net)
-    all_of_them = gather(mine)
+    own = weights(net)
+    all_of_them = gather(own)
     assert len(all_of_them) == world
-    assert all(torch.equal(mine, other) for other in all_of_them), "replicas differ"
-    assert bool(mine.isfinite().all())
+    assert all(torch.equal(own, other) for other in all_of_them), "replicas differ"
+    assert bool(own.isfinite().all())
 
 
 # ---- means ----------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def same_as_simulated(rank: int, world: int, spec: str, granularity: str, unused
             for worker in simulator.workers:
                 worker.settle(dropped)
             dropped = left
-            expected = simulator.step({name: [one[name] for one in given] for name in given[0]})
+            expected = simulator.step({name: [part[name] for part in given] for name in given[0]})
             for name, mean in gradients(net).items():
                 if world == 2 or spec != "none":
                     assert torch.equal(mean, expected[name]), (step, name)
@@ -220,7 +220,7 @@ def accumulation(rank: int, world: int) -> None:
             loss_of(net, rank, 2 * step + half).backward()
         optimizer.synchronize()
         for name, mean in gradients(net).items():
-            sums = [sum(one[name] for one in halves) for halves in given]
+            sums = [sum(part[name] for part in halves) for halves in given]
             torch.testing.assert_close(mean, sum(sums) / world)
         with optimizer.skip_synchronize():
             optimizer.step()
@@ -244,7 +244,7 @@ def clipping(rank: int, world: int) -> None:
     optimizer.synchronize()  # once more changes nothing
     norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     optimizer.step()
-    assert all(torch.equal(one, norm) for one in gather(norm))
+    assert all(torch.equal(part, norm) for part in gather(norm))
     assert optimizer.handle.stats.steps == 1
     copy.deepcopy(net)
     optimizer.handle.detach()
@@ -373,7 +373,7 @@ def other_passes(rank: int, world: int) -> None:
                 optimizer.set_backward_passes_per_step(1)
         optimizer.synchronize()
         for name, mean in gradients(net).items():
-            sums = [sum(one[name] for one in parts) for parts in given]
+            sums = [sum(part[name] for part in parts) for parts in given]
             torch.testing.assert_close(mean, sum(sums) / world)
         optimizer.step()
     with pytest.raises(FingerprintMismatch, match=r"backward_passes_per_step: 1 on ranks \[0\], 2 on ranks \[1\]"):

@@ -202,9 +202,9 @@ print(f"rank {rank} of {network.world}, {type(network).__name__}: {total:.17g}",
 
 def test_when_a_worker_dies_the_others_hear_of_it(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
-    (status, said), (died, _), (other, too) = fork(tmp_path / "job.py", "die", workers=3)
-    assert (status, died, other) == (5, 17, 5), said + too
-    assert "rank 0 step 2: TransportError" in said
+    (status, output), (died, _), (other, too) = fork(tmp_path / "job.py", "die", workers=3)
+    assert (status, died, other) == (5, 17, 5), output + too
+    assert "rank 0 step 2: TransportError" in output
     assert "rank 2 step 2: TransportError" in too
 
 
@@ -222,7 +222,7 @@ def test_over_mpi_it_has_the_same_bits(tmp_path: Path) -> None:
     )  # fmt: skip
     by_mpi = set(re.findall(r"rank (\d) of 2, MPITransport: ([0-9.e+-]+)", done.stdout))
     by_gloo = set(re.findall(r"rank (\d) of 2, TorchDistributed: ([0-9.e+-]+)", "".join(
-        said for _, said in fork(tmp_path / "job.py", "fine", workers=2)
+        output for _, output in fork(tmp_path / "job.py", "fine", workers=2)
     )))  # fmt: skip
     assert len(by_mpi) == 2
     assert by_mpi == by_gloo

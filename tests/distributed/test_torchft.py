@@ -138,12 +138,12 @@ def run(spec: str) -> float:
         assert tried == 1
         return model, ft.elastic.session.worker.debts().get("w", torch.zeros(())), str(ft.last)
 
-    found = in_threads(3, job, first, second)
-    assert torch.equal(found[0][0], found[1][0])
-    assert "step 2: 2 workers go on, 0 join; 1 are lost" in found[0][2]
+    ends = in_threads(3, job, first, second)
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert "step 2: 2 workers go on, 0 join; 1 are lost" in ends[0][2]
     computed = sum(sum(gradient(r, s) for r in range(3)) / 3 for s in range(2))
     computed = computed + sum(sum(gradient(r, s) for r in range(2)) / 2 for s in range(2, 5))
-    return float((found[0][0] + found[0][1] + found[1][1] + debts[2] - computed).abs().max())
+    return float((ends[0][0] + ends[0][1] + ends[1][1] + debts[2] - computed).abs().max())
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "efsignsgd:communicator=scatterreduce,server_memory=true"])

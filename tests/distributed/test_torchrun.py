@@ -37,8 +37,8 @@ def wait_for(folder: Path, worlds: list[int]) -> None:
         for place in folder.glob("*/.metadata"):
             if json.loads((folder / f"{place.parent.name}.json").read_text())["worlds"] == worlds:
                 return
-        said = "\n".join(one.read_text()[-3000:] for one in folder.glob("*.log"))
-        assert time.monotonic() < until, f"no checkpoint of {worlds} workers within {PATIENCE:.0f} s:\n{said}"
+        output = "\n".join(path.read_text()[-3000:] for path in folder.glob("*.log"))
+        assert time.monotonic() < until, f"no checkpoint of {worlds} workers within {PATIENCE:.0f} s:\n{output}"
         time.sleep(0.1)
 
 
@@ -58,10 +58,10 @@ def test_an_agent_that_is_killed_and_comes_back_changes_nothing_of_what_is_owed(
             -3000:
         ]
     finally:
-        for one in agents:
-            if one.poll() is None:
-                one.terminate()  # it ends its worker, too
-                one.wait(60)
+        for agent in agents:
+            if agent.poll() is None:
+                agent.terminate()  # it ends its worker, too
+                agent.wait(60)
     ended = json.loads((tmp_path / "ended.json").read_text())
     assert ended["worlds"] == [2, 1, 2]
     assert ended["owed"] > 1

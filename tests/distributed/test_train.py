@@ -106,12 +106,12 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     ]
     done = run("compare", "--task", "digits", *arguments, "--out", "out", "--json", cwd=folder)
     assert done.exit_code == 1, done.output
-    found = json.loads(done.stdout)
-    assert [(one["method"], one["status"]) for one in found] == [
+    results = json.loads(done.stdout)
+    assert [(result["method"], result["status"]) for result in results] == [
         ("none", "ok"), ("powersgd", "failed"), ("topk:ratio=0.05", "ok"), ("signsgd", "ok"),
     ]  # fmt: skip
-    assert "CompositionError" in found[1]["error"]
-    assert "Traceback" not in found[1]["error"]
+    assert "CompositionError" in results[1]["error"]
+    assert "Traceback" not in results[1]["error"]
     assert "1 of 4 runs failed: powersgd" in done.stderr
     out = folder / "out"
     table = {"runs.parquet"} if importlib.util.find_spec("pyarrow") is not None else set()
@@ -119,7 +119,7 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
         "runs", "runs.csv", "curves.csv", "comparison.png", "comparison.svg",
     }  # fmt: skip
     assert len(list((out / "runs").iterdir())) == 4
-    none, _, topk, votes = found
+    none, _, topk, votes = results
     assert none["traffic"]["relative_to_fp32"] == 1
     assert topk["traffic"]["relative_to_fp32"] < 0.5
     assert none["schema"] == "grace.result"
@@ -134,13 +134,13 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("task", "said"), [("Failing", "the third drawer is empty"), ("Killed", "SIGKILL")])
-def test_a_workers_own_error_is_shown(folder, task, said):
+@pytest.mark.parametrize(("task", "message"), [("Failing", "the third drawer is empty"), ("Killed", "SIGKILL")])
+def test_a_workers_own_error_is_shown(folder, task, message):
     done = run("train", "--task", f"owntask:{task}", "--method", "none", "--workers", "2", "--json", cwd=folder)
     assert done.exit_code == 1
     (failed,) = json.loads(done.stdout)
     assert failed["status"] == "failed"
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.startswith("error: none:") or "error: none:" in done.stderr
 
 
@@ -167,12 +167,12 @@ def test_no_worker_outlives_a_command_that_is_terminated(folder):
 
 def processes_of(folder):
     """Processes that were told of this folder; those that have ended are not, even if nobody has asked how."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any(str(folder) in word for word in process.cmdline()):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_no_folder(folder):
@@ -199,8 +199,8 @@ def end_all(folder):
     deadline = time.monotonic() + PATIENCE
     while (left := [*processes_of(folder), *folder.glob("grace-*")]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for one in left:
-        if isinstance(one, psutil.Process):
+    for remaining in left:
+        if isinstance(remaining, psutil.Process):
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                remaining.kill()
     return left

@@ -36,13 +36,13 @@ def inputs(rank: int, step: int) -> torch.Tensor:
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
     """Warnings about parameters without an exchange, and about nothing compared."""
-    said: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield said
-    for one in caught:
-        assert issubclass(one.category, UnexchangedWarning | ReplicasWarning), one
-        said.append(str(one.message))
+        yield messages
+    for warning in caught:
+        assert issubclass(warning.category, UnexchangedWarning | ReplicasWarning), warning
+        messages.append(str(warning.message))
 
 
 def run(loop: Loop, rank: int, steps: int = 5, **how: Any) -> list[str]:
@@ -50,13 +50,13 @@ def run(loop: Loop, rank: int, steps: int = 5, **how: Any) -> list[str]:
     ddp = make()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     handle = grace.attach(ddp, METHOD, **({"optimizer": optimizer} if how.pop("shown", True) else {}), **how)
-    with heard() as said:
+    with heard() as messages:
         for step in range(steps):
             optimizer.zero_grad()
             loop(ddp, optimizer, step)
             optimizer.step()
     handle.detach()
-    return said
+    return messages
 
 
 # ---- loops that lose gradients --------------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ def lost_gradients_are_named(rank: int, world: int) -> None:
         (adapter, ("3.weight", "3.bias"), "handle.detach()"),
     ):
         for shown in (True, False):
-            said = run(loop, rank, shown=shown)
-            assert len(said) == 1, (loop, said)
-            assert remedy in said[0], said
-            assert all(repr(name) in said[0] for name in names), said
-            assert sum(said[0].count(repr(name)) for name in everything) == (0 if loop is adapter else 4)
+            messages = run(loop, rank, shown=shown)
+            assert len(messages) == 1, (loop, messages)
+            assert remedy in messages[0], messages
+            assert all(repr(name) in messages[0] for name in names), messages
+            assert sum(messages[0].count(repr(name)) for name in everything) == (0 if loop is adapter else 4)
     for loop in (right, local, frozen):
         for shown in (True, False):
             assert run(loop, rank, shown=shown) == [], loop
@@ -147,9 +147,9 @@ def lost_gradients_are_named(rank: int, world: int) -> None:
     handle.detach()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     inside(ddp, optimizer, 0)
-    with heard() as said:
+    with heard() as messages:
         optimizer.step()
-    assert not said, "detached"
+    assert not messages, "detached"
 
 
 def test_lost_gradients_are_named(pair: Pool) -> None:
@@ -191,16 +191,16 @@ def few_are_watched(rank: int, world: int) -> None:
         model(torch.full((2, 8), 1.0 + rank)).square().mean().backward()
         optimizer.step()
 
-    with heard() as said:
+    with heard() as messages:
         for _ in range(4):
             step(deep)
-    assert not said
+    assert not messages
     assert sum(bool(p._post_accumulate_grad_hooks) for p in deep.parameters()) == 8
-    with heard() as said:
+    with heard() as messages:
         for _ in range(2):
             step(deep.module)
-    assert len(said) == 1, said
-    assert "and 19 more" in said[0], said
+    assert len(messages) == 1, messages
+    assert "and 19 more" in messages[0], messages
     handle.detach()
     assert not any(p._post_accumulate_grad_hooks for p in deep.parameters())
 
@@ -211,19 +211,19 @@ def test_few_parameters_are_watched_and_all_are_named(pair: Pool) -> None:
 
 # ---- comparisons of replicas ----------------------------------------------------------------------------------------
 def nothing_is_compared(rank: int, world: int) -> None:
-    said = run(inside, rank, check_replicas_every=2)
-    assert len(said) == 2, said
-    assert "check_replicas_every=2, and the optimizer's last 3 steps have compared nothing" in said[1]
+    messages = run(inside, rank, check_replicas_every=2)
+    assert len(messages) == 2, messages
+    assert "check_replicas_every=2, and the optimizer's last 3 steps have compared nothing" in messages[1]
     assert run(right, rank, check_replicas_every=10) == []
     ddp = make()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     handle = grace.attach(ddp, METHOD, optimizer=optimizer, check_replicas_every=3)
-    with heard() as said:
+    with heard() as messages:
         for step in range(9):
             optimizer.zero_grad()
             ddp(inputs(rank, step)).square().mean().backward()
             optimizer.step()
-    assert not said
+    assert not messages
     handle.detach()
 
 
@@ -254,11 +254,11 @@ def seen_by_attach(rank: int, world: int) -> None:
     optimizer = torch.optim.SGD([*two.parameters(), *make().parameters(), *apart.parameters()], lr=0.1)
     handle = grace.attach(two, METHOD, optimizer=optimizer)
     apart(two(inputs(rank, 0))).square().mean().backward()
-    with heard() as said:
+    with heard() as messages:
         optimizer.step()
         optimizer.step()
-    assert len(said) == 1, said
-    assert "shape (2, 8) and in no model" in said[0], said
+    assert len(messages) == 1, messages
+    assert "shape (2, 8) and in no model" in messages[0], messages
     handle.detach()
 
 
@@ -288,36 +288,36 @@ def adapters(rank: int, world: int) -> None:
 
     net = build()
     adapter = add(net)
-    with heard() as said:
+    with heard() as messages:
         grace.attach(net, METHOD).detach()
-    assert len(said) == 1, said
-    assert "no fully_shard has 'adapter.weight', which came after it" in said[0], said
-    with heard() as said:
+    assert len(messages) == 1, messages
+    assert "no fully_shard has 'adapter.weight', which came after it" in messages[0], messages
+    with heard() as messages:
         handle = grace.attach(net, METHOD, ignored_params=[adapter.weight])
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         loss(net, 0).backward()
         optimizer.step()
         handle.detach()
-    assert not said, said
+    assert not messages, messages
     net.requires_grad_(False)
     net.hidden.requires_grad_(True)
-    with heard() as said:
+    with heard() as messages:
         grace.attach(net, METHOD).detach()
-    assert not said, "a frozen one"
+    assert not messages, "a frozen one"
 
     net = build()
     net(torch.zeros(2, 32))  # leaves the root's parameters whole until the next pass
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     handle = grace.attach(net, METHOD, optimizer=optimizer)
-    with heard() as said:
+    with heard() as messages:
         for step in range(4):
             optimizer.zero_grad()
             if step == 2:
                 optimizer.add_param_group({"params": [add(net).weight]})
             loss(net, step).backward()
             optimizer.step()
-    assert len(said) == 1, said
-    assert "changes 'adapter.weight' on this rank alone" in said[0], said
+    assert len(messages) == 1, messages
+    assert "changes 'adapter.weight' on this rank alone" in messages[0], messages
     handle.detach()
 
     net = build(root=False)
@@ -361,10 +361,10 @@ def one_worker(rank: int, world: int) -> None:
         if spec is not None:
             with pytest.raises(ConfigurationError, match="Grace is attached"):
                 grace.attach(net, spec)
-        found = train(net, 3, "accumulate")
+        result = train(net, 3, "accumulate")
         if handle is not None:
             handle.detach()
-        return found, 0 if handle is None else handle.stats.steps
+        return result, 0 if handle is None else handle.stats.steps
 
     plain, _ = go(None)
     same, steps = go("none")

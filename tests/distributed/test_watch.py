@@ -41,7 +41,7 @@ def train_at(rank: int, world: int, door: str) -> int:
                 net(torch.randn(4, 64)).square().mean().backward()
                 optimizer.step()
             handle.detach()
-    return sum(issubclass(one.category, DivergenceWarning) for one in told)
+    return sum(issubclass(warning.category, DivergenceWarning) for warning in told)
 
 
 @pytest.mark.parametrize("door", ["attach", "optimizer", "local"])

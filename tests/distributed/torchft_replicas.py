@@ -24,7 +24,7 @@ def gradient(who: int, step: int) -> torch.Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(100 * step + who))
 
 
-def replica(who: int, address: str, said: dict[Any, Any], leaves: bool) -> None:
+def replica(who: int, address: str, record: dict[Any, Any], leaves: bool) -> None:
     from torchft import Manager, ProcessGroupGloo
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -43,10 +43,10 @@ def replica(who: int, address: str, said: dict[Any, Any], leaves: bool) -> None:
         means = ft.exchange({"w": gradient(who, step)})
         if ft.should_commit():
             model += means["w"]
-            said.setdefault(("step", step), []).append(who)
-    said["model", who] = model.clone()
-    said["debt", who] = ft.elastic.session.worker.debts()["w"].clone()
-    said["last", who] = str(ft.last)
+            record.setdefault(("step", step), []).append(who)
+    record["model", who] = model.clone()
+    record["debt", who] = ft.elastic.session.worker.debts()["w"].clone()
+    record["last", who] = str(ft.last)
     manager.shutdown(wait=False)
 
 
@@ -56,24 +56,24 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=2000)
-    said: dict[Any, Any] = {}
+    record: dict[Any, Any] = {}
     threads = [
-        threading.Thread(target=replica, args=(who, lighthouse.address(), said, who == 2), daemon=True)
+        threading.Thread(target=replica, args=(who, lighthouse.address(), record, who == 2), daemon=True)
         for who in range(3)
     ]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     until = time.monotonic() + PATIENCE
-    for one in threads:
-        one.join(max(0.1, until - time.monotonic()))
+    for thread in threads:
+        thread.join(max(0.1, until - time.monotonic()))
     computed = torch.zeros(SHAPE)
     for step in range(STEPS):
-        here = said["step", step]
+        here = record["step", step]
         computed += sum(gradient(who, step) for who in here) / len(here)
-    assert torch.equal(said["model", 0], said["model", 1]), "replicas"
-    accounted = said["model", 0] + said["debt", 0] + said["debt", 1] + said["debt", 2]
+    assert torch.equal(record["model", 0], record["model", 1]), "replicas"
+    accounted = record["model", 0] + record["debt", 0] + record["debt", 1] + record["debt", 2]
     assert float((accounted - computed).abs().max()) < 1e-5, "nothing is lost but with a replica"
-    assert "1 are lost, with what they owed: about 33%" in said["last", 0], said["last", 0]
+    assert "1 are lost, with what they owed: about 33%" in record["last", 0], record["last", 0]
     sys.stdout.write("fine\n")
     sys.stdout.flush()
     os._exit(0)  # torchft's servers have threads of their own

@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     def gradient(who: int, step: int) -> Any:
         return torch.randn(SHAPE, generator=torch.Generator().manual_seed(1000 * step + who))
 
-    done = sorted((int(one.parent.name), one.parent) for one in folder.glob("*/.metadata"))
+    done = sorted((int(path.parent.name), path.parent) for path in folder.glob("*/.metadata"))
     if done:
         # the same for all: nobody saves while others load
         named = {"model": net.state_dict(), "computed": computed, "grace": handle.checkpoint()}

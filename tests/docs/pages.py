@@ -21,8 +21,8 @@ PAGES = [
 def blocks(path: Path, language: str) -> list[tuple[int, str]]:
     """Line and text of each fenced block in this language."""
     text = path.read_text(encoding="utf-8")
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+    matches = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in matches]
 
 
 def script(path: Path, after: str = "") -> str:

@@ -14,7 +14,8 @@ from tests.docs.pages import PAGES, ROOT, blocks, name, run, run_blocks, write_s
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
 _FOR_WORKERS = (
-    "auto.md", "coming-from.md", "compressed-optimizers.md", "ddp.md", "local-steps.md", "optimizer.md", "sharded.md",
+    "auto.md", "coming-from.md", "compressed-optimizers.md",
+    "ddp.md", "gossip.md", "local-steps.md", "optimizer.md", "sharded.md",
 )  # fmt: skip
 WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
 # likewise; they start slowly, and of some one worker is enough in `make test`, which runs their doors in two elsewhere
@@ -75,7 +76,7 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
         ),
         *(pytest.param(p, 2, marks=pytest.mark.night("raw gradient")) for p in TOOLKITS if p.stem in _ALONE),
     ],
-    ids=lambda one: name(one) if isinstance(one, Path) else one,
+    ids=lambda value: name(value) if isinstance(value, Path) else value,
 )
 def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(_NEEDS.get(page.stem, page.stem)) is None:  # to import it here would cost seconds
@@ -86,10 +87,10 @@ def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "pycon")], ids=name)
 def test_examples_with_prompts(page: Path) -> None:
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    said: list[str] = []
+    output: list[str] = []
     for line, text in blocks(page, "pycon"):
-        runner.run(parser.get_doctest(text, {}, name(page), str(page), line), out=said.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+        runner.run(parser.get_doctest(text, {}, name(page), str(page), line), out=output.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(output)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -103,7 +104,7 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_fence_names_its_language(page: Path) -> None:
     fences = re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert set(fences[::2]) <= {"python", "pycon", "console", "text", "toml", "bibtex"}
+    assert set(fences[::2]) <= {"python", "pycon", "console", "text", "toml", "bibtex", "json"}
     assert set(fences[1::2]) <= {""}
 
 
@@ -133,7 +134,7 @@ def test_pages_stand_in_five_groups_of_the_index_and_of_the_site() -> None:
     listed = [page for pages in groups.values() for page in pages]
     there = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent.name in ("concepts", "data")]
     assert sorted(listed) == sorted(there)
-    assert len(CONCEPTS) <= 35, "another topic is a section of a page that is there"
+    assert len(CONCEPTS) <= 36, "another topic is a section of a page that is there"
     nav = read_nav((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert {group: sorted(pages) for group, pages in nav.items() if group != "Start"} == {
         group: sorted(pages) for group, pages in groups.items()

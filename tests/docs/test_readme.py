@@ -59,13 +59,13 @@ def test_the_lines_for_a_training_script_explain_themselves(tmp_path: Path) -> N
 
 def test_the_training_script_trains_on_two_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(parts()[1])
-    said = r"{}: loss (\d\.\d\d), (\d+\.\d) kB a step"
-    found = re.search(said.format("efsignsgd"), torchrun(tmp_path / "train.py"))
-    plain = re.search(said.format("none"), run_script(tmp_path / "train.py", "none", workers=2))
-    assert found
+    pattern = r"{}: loss (\d\.\d\d), (\d+\.\d) kB a step"
+    compressed = re.search(pattern.format("efsignsgd"), torchrun(tmp_path / "train.py"))
+    plain = re.search(pattern.format("none"), run_script(tmp_path / "train.py", "none", workers=2))
+    assert compressed
     assert plain
-    assert float(found[1]) < 2.0  # ln 10 = 2.3 is what guessing gives
-    assert float(found[2]) < float(plain[2]) / 10
+    assert float(compressed[1]) < 2.0  # ln 10 = 2.3 is what guessing gives
+    assert float(compressed[2]) < float(plain[2]) / 10
 
 
 def test_the_other_blocks_run_by_themselves(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def hooks() -> ModuleType:
 
 def test_every_page_has_its_place() -> None:
     placed = set(re.findall(r"(?:concepts|data)/[\w-]+\.md", CONFIG.partition("\nnav:")[2]))
-    there = {f"{one}/{page.name}" for one in ("concepts", "data") for page in (ROOT / "docs" / one).glob("*.md")}
+    there = {
+        f"{folder}/{page.name}" for folder in ("concepts", "data") for page in (ROOT / "docs" / folder).glob("*.md")
+    }
     assert there - placed == set(), "name these pages in the nav of mkdocs.yml"
     assert placed - there == set()
 
@@ -70,7 +72,9 @@ def test_what_errors_link_to_is_there(hooks: ModuleType) -> None:
     text = (ROOT / "docs/concepts/errors.md").read_text(encoding="utf-8")
     anchors = re.findall(r'<h3 id="([^"]+)"', markdown.markdown(text, extensions=["fenced_code", "toc"]))
     classes = {
-        name for name, one in vars(grace.errors).items() if isinstance(one, type) and one.__module__ == "grace.errors"
+        name
+        for name, value in vars(grace.errors).items()
+        if isinstance(value, type) and value.__module__ == "grace.errors"
     }
     assert {name.lower() for name in classes} <= set(anchors)
     assert "use_directory_urls: false" in CONFIG, "the links say concepts/errors.html"

@@ -95,8 +95,8 @@ def test_a_finding_takes_two_tasks_and_intervals_that_do_not_touch(
     verdict: str,
     rows: list[SurveyRow],
 ) -> None:
-    found = findings.judge([*runs(rows[0], "a", **a), *runs(rows[0], "b", **b)])
-    assert found[0].verdict == verdict
+    verdicts = findings.judge([*runs(rows[0], "a", **a), *runs(rows[0], "b", **b)])
+    assert verdicts[0].verdict == verdict
 
 
 def test_rows_of_official_data_and_of_gpus_are_not_mixed_in(rows: list[SurveyRow]) -> None:
@@ -107,12 +107,12 @@ def test_rows_of_official_data_and_of_gpus_are_not_mixed_in(rows: list[SurveyRow
 def test_places_that_change_and_winners(rows: list[SurveyRow]) -> None:
     changed = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=LOW, bare=HIGH)]
     same = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=HIGH, bare=LOW)]
-    assert [one.verdict for one in findings.judge(changed)[4:6]] == ["confirmed", "confirmed"]
-    assert [one.verdict for one in findings.judge(same)[4:6]] == ["refuted", "not decidable here"]
+    assert [verdict.verdict for verdict in findings.judge(changed)[4:6]] == ["confirmed", "confirmed"]
+    assert [verdict.verdict for verdict in findings.judge(same)[4:6]] == ["refuted", "not decidable here"]
 
 
 def test_divergence_is_the_worst_there_is(rows: list[SurveyRow]) -> None:
-    one = runs(rows[0], "a", topk=HIGH, bare=LOW)
-    lost = [msgspec.structs.replace(row, final=None) if row.recipe == "bare" else row for row in one]
+    changed_runs = runs(rows[0], "a", topk=HIGH, bare=LOW)
+    lost = [msgspec.structs.replace(row, final=None) if row.recipe == "bare" else row for row in changed_runs]
     (of,) = gather(lost).values()
     assert of["topk"].beats(of["topk:memory=none"])

@@ -82,9 +82,9 @@ def parse(wire: bytes, row: Row, letters: dict[str, Any]) -> tuple[int, dict[str
     """Ends of the fields of a row, and their values."""
     at, letters = 0, dict(letters)
     for field in row.fields:
-        found = FIELD.match(field)
-        assert found, field
-        name, kind, width, count = found.groups()
+        match = FIELD.match(field)
+        assert match, field
+        name, kind, width, count = match.groups()
         kind = letters["values"] if kind == "value" else kind
         if count == "cells(groups)":
             number, total = _cells(letters), 0
@@ -114,12 +114,12 @@ def parse(wire: bytes, row: Row, letters: dict[str, Any]) -> tuple[int, dict[str
 
 def _cells(letters: dict[str, Any]) -> int:
     """Bytes of the cells of sketchml."""
-    one: Any = letters["method"]
-    sides = BucketGroups.of(one.quantiles, letters["negative"], one.groups)
+    method: Any = letters["method"]
+    sides = BucketGroups.of(method.quantiles, letters["negative"], method.groups)
     out = 0
     for group, width in enumerate(sides.widths):
         if (count := letters["groups"].count(group)) and width > 1:
-            out += -(-one.rows * math.ceil(one.share * count) * (width - 1).bit_length() // 8)
+            out += -(-method.rows * math.ceil(method.share * count) * (width - 1).bit_length() // 8)
     return out
 
 
@@ -137,10 +137,10 @@ def fitting(name: str, letters: dict[str, Any], wire: bytes) -> Row:
     """The one row that is for these knobs and these bytes."""
     first = struct.unpack_from("<i", wire)[0] if len(wire) >= 4 else 0
     there = {**letters, "count": first, "sure": first}
-    found = [
+    rows = [
         row for row in ROWS if name in row.names and (row.where in ("", "summed") or evaluate(row.where, there))
     ]  # fmt: skip
-    conditional = [row for row in found if row.where not in ("", "summed")] or found
+    conditional = [row for row in rows if row.where not in ("", "summed")] or rows
     assert len(conditional) == 1, f"{name}: {conditional}"
     return conditional[0]
 

@@ -46,7 +46,7 @@ def main(
     work: list[Work] = (
         record.choose(chosen, tried)
         if share
-        else [(*one, payloads if one[0].startswith("decoder") else exchanges, seed) for one in chosen]
+        else [(*target, payloads if target[0].startswith("decoder") else exchanges, seed) for target in chosen]
     )
     console, outcomes = Console(stderr=True), list[Outcome]()
     if share:  # every decoder its part of the time; what is left goes to the next of the list
@@ -60,9 +60,9 @@ def main(
             tried[place] = tried.get(place, record.Tried()).plus(outcome)
             record.write(tried)
         if out is not None:
-            out.write_text(json.dumps([one.as_dict() for one in outcomes], indent=1))
+            out.write_text(json.dumps([outcome.as_dict() for outcome in outcomes], indent=1))
     Console().print(_table(outcomes))
-    sys.exit(any(one.failure for one in outcomes))
+    sys.exit(any(outcome.failure for outcome in outcomes))
 
 
 def _run(work: list[Work], seconds: float, jobs: int, share: float) -> Iterator[Outcome]:
@@ -71,10 +71,10 @@ def _run(work: list[Work], seconds: float, jobs: int, share: float) -> Iterator[
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         while True:
             while len(running) < jobs and not (share and time.monotonic() - began > share):
-                one = next(left, None)
-                if one is None:
+                job = next(left, None)
+                if job is None:
                     break
-                target, backend, payloads, seed = one
+                target, backend, payloads, seed = job
                 running.add(pool.submit(fuzz, target, backend, payloads, seconds, seed))
             if not running:
                 return
@@ -85,9 +85,10 @@ def _run(work: list[Work], seconds: float, jobs: int, share: float) -> Iterator[
 
 def _table(outcomes: list[Outcome]) -> Table:
     table = Table("target", "kernels", "payloads", "refused", "seconds", "findings", title="fuzzing")
-    for one in sorted(outcomes, key=lambda one: (one.target, one.backend)):
-        share = f"{one.refused / max(1, one.payloads):.0%}"
-        table.add_row(one.target, one.backend, f"{one.payloads:,}", share, f"{one.seconds:.0f}", one.failure or "none")
+    for outcome in sorted(outcomes, key=lambda outcome: (outcome.target, outcome.backend)):
+        share = f"{outcome.refused / max(1, outcome.payloads):.0%}"
+        counts = (f"{outcome.payloads:,}", share, f"{outcome.seconds:.0f}")
+        table.add_row(outcome.target, outcome.backend, *counts, outcome.failure or "none")
     return table
 
 

@@ -29,9 +29,9 @@ COPIES = ("Identity", "FP16", "BF16")
 def _all() -> Mapping[str, Compressor]:
     out: dict[str, Compressor] = {}
     for spec, method in CASES.items():
-        found = find_compressor(method)
-        if found is not None and found not in out.values():
-            out[spec] = found
+        compressor = find_compressor(method)
+        if compressor is not None and compressor not in out.values():
+            out[spec] = compressor
     return out
 
 

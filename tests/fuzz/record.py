@@ -48,9 +48,9 @@ def read(file: Path = FILE) -> Record:
 
 def choose(targets: list[tuple[str, str]], record: Record) -> list[tuple[str, str, int, int]]:
     """(target, backend, payloads to try, seed) of the decoders that have not had enough, the least tried first."""
-    tried = [(record.get(name(*one), Tried()), *one) for one in targets if one[0].startswith("decoder")]
+    tried = [(record.get(name(*target), Tried()), *target) for target in targets if target[0].startswith("decoder")]
     wanted = [(done, target, backend) for done, target, backend in tried if done.payloads < GOAL]
-    wanted.sort(key=lambda one: (one[0].payloads, one[1], one[2]))
+    wanted.sort(key=lambda entry: (entry[0].payloads, entry[1], entry[2]))
     return [(target, backend, GOAL - done.payloads, done.seed) for done, target, backend in wanted]
 
 
@@ -69,9 +69,9 @@ def summary(record: Record) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for backend in sorted({key.rpartition(" | ")[2] for key in record}):
-        tried = [one for key, one in record.items() if key.endswith(f" | {backend}")]
-        total, refused = sum(one.payloads for one in tried), sum(one.refused for one in tried)
-        enough = sum(one.payloads >= GOAL for one in tried)
-        least = min(one.payloads for one in tried)
+        tried = [entry for key, entry in record.items() if key.endswith(f" | {backend}")]
+        total, refused = sum(entry.payloads for entry in tried), sum(entry.refused for entry in tried)
+        enough = sum(entry.payloads >= GOAL for entry in tried)
+        least = min(entry.payloads for entry in tried)
         lines.append(f"| {backend} | {len(tried)} | {total:,} | {least:,} | {refused / max(1, total):.0%} | {enough} |")
     return "\n".join(lines)

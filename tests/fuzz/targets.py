@@ -43,12 +43,12 @@ def fuzz(target: str, backend: str, payloads: int, seconds: float, seed: int, ro
     """Runs one target until so many payloads were damaged, or so much processor time is used up."""
     torch.set_num_threads(1)
     kind, _, spec = target.partition(" ")
-    one = Decoder(compressors()[spec], backend, seed, rows) if kind == "decoder" else Conversation(CASES[spec], seed)
+    fuzzer = Decoder(compressors()[spec], backend, seed, rows) if kind == "decoder" else Conversation(CASES[spec], seed)
     start, failure = time.process_time(), ""
     try:
-        while one.tally.payloads < payloads and time.process_time() - start < seconds:
-            one.run(min(payloads, one.tally.payloads + _CHUNK))
+        while fuzzer.tally.payloads < payloads and time.process_time() - start < seconds:
+            fuzzer.run(min(payloads, fuzzer.tally.payloads + _CHUNK))
     except Exception as error:  # any: what is not a refusal is a finding
-        failure = f"{type(error).__name__}: {error} (seed {seed}, after {one.tally.payloads} payloads)"
-    tally = one.tally
+        failure = f"{type(error).__name__}: {error} (seed {seed}, after {fuzzer.tally.payloads} payloads)"
+    tally = fuzzer.tally
     return Outcome(target, backend, tally.payloads, tally.refused, time.process_time() - start, failure)

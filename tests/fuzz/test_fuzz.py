@@ -77,9 +77,9 @@ class Silent(grace.Allgather):
 )
 def test_a_broken_decoder_is_found(broken: grace.Compressor, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.tally.thread_time", lambda: Slow.clock)
-    with pytest.raises((AssertionError, IndexError)) as found:
+    with pytest.raises((AssertionError, IndexError)) as caught:
         Decoder(broken, "reference", rows=MANY).run(1500)
-    assert finding in f"{found.type.__name__}: {found.value}"
+    assert finding in f"{caught.type.__name__}: {caught.value}"
 
 
 def test_a_flag_that_lies_is_found() -> None:

@@ -35,8 +35,8 @@ def core(spec: str) -> Method[Any] | Compressor:
 
 
 CORES = {spec: core(spec) for spec in GOLDEN}
-COMPRESSORS = {spec: one for spec, one in CORES.items() if isinstance(one, Compressor)}
-METHODS = {spec: one for spec, one in CORES.items() if isinstance(one, Method)}
+COMPRESSORS = {spec: entry for spec, entry in CORES.items() if isinstance(entry, Compressor)}
+METHODS = {spec: entry for spec, entry in CORES.items() if isinstance(entry, Method)}
 
 
 def example(name: str) -> str:
@@ -50,11 +50,11 @@ def example(name: str) -> str:
 
 def record(spec: str) -> dict[str, Any]:
     """Record of it: its wire and what that decodes to, or its conversation."""
-    one = core(spec)
-    if isinstance(one, Method):
-        return conversation(one)
-    wire = bytes(encoded(one).tolist())
-    return {"wire": wire.hex(), "decoded": decoded(one, wire)}
+    implementation = core(spec)
+    if isinstance(implementation, Method):
+        return conversation(implementation)
+    wire = bytes(encoded(implementation).tolist())
+    return {"wire": wire.hex(), "decoded": decoded(implementation, wire)}
 
 
 def numbers(n: int = 37) -> Tensor:

@@ -44,8 +44,8 @@ def test_the_conversation_is_the_same(name: str):
     assert now.keys() == GOLDEN[name].keys()
     for part, expected in GOLDEN[name].items():
         if name.partition(":")[0] in BY_LAPACK:
-            found, wanted = fields(now[part]), fields(expected)
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            actual, wanted = fields(now[part]), fields(expected)
+            torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
             if is_wire(expected):  # begins with a header and a count, which are no numbers of LAPACK's
                 assert now[part][:8] == expected[:8]
         else:

@@ -115,7 +115,7 @@ def means_of(method: Method[Any], xs: list[Tensor], count: int) -> list[Tensor]:
     states, out = None, []
     for step in range(count):
         done = run(method, xs, states, step=step)
-        states = [one.state for one in done]
+        states = [out.state for out in done]
         out.append(done[0].mean.double())
     return out
 

@@ -52,8 +52,8 @@ def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list
         outs = laws.run(
             method, xs, states, step=step, runner=lambda runs: simulate([Refusals().watch(run) for run in runs])
         )
-        states = [one.state for one in outs]
-        out.append([Exchanged(one.mean.clone(), None, None, one.finite) for one in outs])
+        states = [out.state for out in outs]
+        out.append([Exchanged(out.mean.clone(), None, None, out.finite) for out in outs])
     return out
 
 
@@ -63,8 +63,8 @@ def test_means_are_those_of_the_cpu(spec: str, kernels: str) -> None:
     for step, (here, there) in enumerate(
         zip(go(CASES[spec], STEPS, "cpu"), go(CASES[spec], STEPS, "cuda"), strict=True)
     ):
-        for one in there[1:]:
-            assert laws.same_bits(one.mean, there[0].mean), f"step {step}: ranks differ"
+        for out in there[1:]:
+            assert laws.same_bits(out.mean, there[0].mean), f"step {step}: ranks differ"
         torch.testing.assert_close(there[0].mean.cpu(), here[0].mean, rtol=2e-4, atol=2e-5)
 
 
@@ -82,7 +82,7 @@ def test_nothing_waits_for_the_stream(spec: str, steps: list[list[Tensor]], kern
             outs = laws.run(
                 method, xs, states, step=step, runner=lambda runs: simulate([Refusals().watch(run) for run in runs])
             )
-            states = [one.state for one in outs]
+            states = [out.state for out in outs]
             flags.append(outs[0].finite)
     assert [bool(flag) for flag in flags] == [bool(outs[0].finite) for outs in go(method, steps, "cpu")]
 

@@ -46,13 +46,13 @@ def test_every_class_is_at_its_path_and_is_one_for_all_toolkits(toolkit: str) ->
     package = importlib.import_module(f"grace_dl.{toolkit}")
     for kind, entries in (("compressor", table.COMPRESSORS), ("memory", table.MEMORIES)):
         for module, entry in entries.items():
-            found = getattr(importlib.import_module(f"grace_dl.{toolkit}.{kind}.{module}"), entry.name)
-            assert found is getattr(importlib.import_module(f"grace_dl.torch.{kind}.{module}"), entry.name)
-            assert issubclass(found, getattr(package, kind.capitalize()))
-            assert found.__name__ == entry.name
+            cls = getattr(importlib.import_module(f"grace_dl.{toolkit}.{kind}.{module}"), entry.name)
+            assert cls is getattr(importlib.import_module(f"grace_dl.torch.{kind}.{module}"), entry.name)
+            assert issubclass(cls, getattr(package, kind.capitalize()))
+            assert cls.__name__ == entry.name
     for module, entry in table.COMMUNICATORS.items():
-        found = getattr(importlib.import_module(f"grace_dl.{toolkit}.communicator.{module}"), entry.name)
-        assert issubclass(found, package.Communicator)
+        cls = getattr(importlib.import_module(f"grace_dl.{toolkit}.communicator.{module}"), entry.name)
+        assert issubclass(cls, package.Communicator)
     from grace_dl.dist.compressor.qsgd import QSGDCompressor, QSGDCompressor_CUDA
 
     assert QSGDCompressor is QSGDCompressor_CUDA
@@ -208,9 +208,9 @@ def test_a_law_is_broken_by_one_that_hides_that_it_is_random() -> None:
 def test_the_command_explains_a_dict() -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["migrate", "--json", "--explain", '{"compressor": "qsgd", "communicator": "allgather"}'])
-    found = json.loads(done.stdout)
-    assert found["method"] == "qsgd:bits=8,bucket=128,norm=l2"
-    assert list(found["differs"]) == ["compressor qsgd", "communicator allgather"]
+    document = json.loads(done.stdout)
+    assert document["method"] == "qsgd:bits=8,bucket=128,norm=l2"
+    assert list(document["differs"]) == ["compressor qsgd", "communicator allgather"]
     done = runner.invoke(
         app, ["migrate", "--explain", "{'compressor': 'efsignsgd', 'communicator': 'broadcast', 'memory': 'efsignsgd'}"]
     )
@@ -318,8 +318,8 @@ except ValueError as error:
     print(error)
 hvd.shutdown()
 """
-    said = python("-c", code).stdout.splitlines()
-    assert said == [
+    lines = python("-c", code).stdout.splitlines()
+    assert lines == [
         "Horovod has not been initialized; use hvd.init().", "0 1 0 0 True", "Alone", "[1, 2] [3] [1]",
         "horovod.torch.elastic is not among what Grace's stand-in for",
         "op=Adasum: Grace's stand-in for Horovod has Average, Sum, Min and Max",

@@ -95,7 +95,7 @@ class OwnGather(Communicator):
             out = [torch.empty_like(tensor) for _ in range(self.world_size or 0)]
             dist.all_gather(out, tensor)
             rows.append(out)
-        return self.compressor.aggregate([self.compressor.decompress(one, ctx) for one in zip(*rows, strict=True)])
+        return self.compressor.aggregate([self.compressor.decompress(parts, ctx) for parts in zip(*rows, strict=True)])
 
 
 class InTwoHalves(Communicator):
@@ -109,7 +109,7 @@ class InTwoHalves(Communicator):
         rows, works = handles
         for work in works:
             work.wait()
-        return self.compressor.aggregate([self.compressor.decompress(one, ctx) for one in zip(*rows, strict=True)])
+        return self.compressor.aggregate([self.compressor.decompress(parts, ctx) for parts in zip(*rows, strict=True)])
 
 
 def adopted() -> grace.Method[Any]:

@@ -128,7 +128,7 @@ class Run:
                 means.append({name: in_bytes(out.mean) for name, out in stop.value.items()})
         asked = [signature(op) for op in ops]
         assert len(set(asked)) < 2, asked
-        self.seen.append([(one, in_bytes(op.buf.reshape(-1))) for one, op in zip(asked, ops, strict=True)])
+        self.seen.append([(question, in_bytes(op.buf.reshape(-1))) for question, op in zip(asked, ops, strict=True)])
         return ops, means
 
     def reload(self) -> None:

@@ -47,7 +47,7 @@ def _specs() -> list[str]:
         out += [spell_case(name, knobs) for knobs in (first, *more)]
         if name in AROUND:
             around = [f"communicator={communicator}" for communicator in COMMUNICATORS.names()]
-            out += [spell_case(name, first, one, f"memory={m}") for one in around for m in ("none", "residual")]
+            out += [spell_case(name, first, outer, f"memory={m}") for outer in around for m in ("none", "residual")]
             others = MEMORIES.names() if name in REMEMBERED else ("momentum",)
             out += [spell_case(name, first, f"memory={m}") for m in others if m != "residual"]
         elif bare:

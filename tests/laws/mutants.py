@@ -174,10 +174,10 @@ class Nearest(QSGD):
         p = rows.clone() if memory is None else rows + memory
         unit = repeat_by_block(block_abs_max(p, self.bucket), p.shape[1], self.bucket).clamp_min(1e-30) / self.s
         on_grid = (p / unit).round() * unit
-        found = QSGD.encode_(self, on_grid, rng, None, on_grid.clone() if rest is not None else None)
+        encoded = QSGD.encode_(self, on_grid, rng, None, on_grid.clone() if rest is not None else None)
         if rest is not None:
             rest.copy_(p - on_grid)
-        return found
+        return encoded
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ class OneRoundLess(Wrapper):
     """Mis-declares its rounds."""
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        said = self.method.traffic(like, peer)
-        return None if said is None else replace(said, rounds=said.rounds - 1)
+        declared = self.method.traffic(like, peer)
+        return None if declared is None else replace(declared, rounds=declared.rounds - 1)
 
 
 class ScattersForFree(Wrapper):
@@ -296,9 +296,9 @@ class Sensitive(Wrapper):
     """Reads a buffer that it has donated after the answer is there."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        mine = x.reshape(-1).float().clone()
-        answer = yield AllReduce(mine, donate=True)
-        return Exchanged((answer + (mine - x.reshape(-1))).view(x.shape).to(x.dtype), None, state)
+        own = x.reshape(-1).float().clone()
+        answer = yield AllReduce(own, donate=True)
+        return Exchanged((answer + (own - x.reshape(-1))).view(x.shape).to(x.dtype), None, state)
 
 
 class Neighborly(Wrapper):
@@ -392,8 +392,8 @@ class Hidden(Wrapper):
         if peer.step == 0:
             kept.clear()
         kept[peer.rank] = kept.get(peer.rank, 0) + x.detach().clone()
-        mine = kept[peer.rank].clone()
-        return (yield from self.method.exchange(mine, state, peer))
+        own = kept[peer.rank].clone()
+        return (yield from self.method.exchange(own, state, peer))
 
 
 # ---- law 9: non-finite ----------------------------------------------------------------------------------------------
@@ -493,5 +493,5 @@ SOUND: dict[str, Method[Any]] = {
 
 def compressor_of(method: Method[Any]) -> Compressor:
     """The compressor of a communicator."""
-    found: Compressor = method.compressor  # type: ignore[attr-defined]
-    return found
+    compressor: Compressor = method.compressor  # type: ignore[attr-defined]
+    return compressor

@@ -76,17 +76,19 @@ def damage_is_refused(method: Method[Any], xs: Sequence[Tensor], trials: int) ->
         before = snapshot(states)
         try:
             laws.run(method, xs, states, step=1, runner=fault.run_all)
-            said = ""
+            message = ""
         except PayloadError as error:
-            said = str(error)
+            message = str(error)
         if fault.sender is None:
-            assert not said, f"checksum: nothing was damaged, and it says {said}"
+            assert not message, f"checksum: nothing was damaged, and it says {message}"
             continue
-        assert said, f"checksum: a bit of rank {fault.sender}'s payload flipped, and nobody says so"
+        assert message, f"checksum: a bit of rank {fault.sender}'s payload flipped, and nobody says so"
         told = rf"step 1: what rank {fault.sender} sent in .* is damaged on rank {fault.victim}\b"
-        assert re.match(told, said), f"checksum: the payload of rank {fault.sender} was damaged, and it says {said}"
-        one = slice(fault.victim, fault.victim + 1)
-        assert_untouched(states[one], before[one], "checksum:")
+        assert re.match(told, message), (
+            f"checksum: the payload of rank {fault.sender} was damaged, and it says {message}"
+        )
+        victim = slice(fault.victim, fault.victim + 1)
+        assert_untouched(states[victim], before[victim], "checksum:")
         count += 1
     return count
 
@@ -140,18 +142,18 @@ def gathered_only(op: Collective, answer: Tensor, rank: int, place: int) -> Tens
 
 
 @pytest.mark.parametrize(
-    ("name", "mutant", "said"),
+    ("name", "mutant", "message"),
     [
         pytest.param("_checksum", of_the_first_half, "nobody says so", id="a checksum of the first half"),
         ("_checksum", sum_of_bytes, "nobody says so"),
         ("_describe", blames_itself, "payload of rank . was damaged, and it says"),
         ("_open", gathered_only, "nobody says so|payload of rank . was damaged, and it says"),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_law_catches(monkeypatch: pytest.MonkeyPatch, name: str, mutant: Any, said: str) -> None:
+def test_the_law_catches(monkeypatch: pytest.MonkeyPatch, name: str, mutant: Any, message: str) -> None:
     for method in METHODS:
         assert damage_is_refused(grace.method(method), XS, 12)
     monkeypatch.setattr(checksums, name, mutant)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         [damage_is_refused(grace.method(method), XS, 40) for method in METHODS]

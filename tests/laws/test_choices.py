@@ -40,7 +40,7 @@ def choosing(*choices: str, world: int = W) -> Simulator:
     """Workers that were offered these, and use the first."""
     sim = Simulator(only(choices[0]), world)
     for worker in sim.workers:
-        worker.offer([only(one) for one in choices])
+        worker.offer([only(name) for name in choices])
         worker.use(0)
     return sim
 
@@ -68,7 +68,7 @@ def saved_and_loaded(sim: Simulator, home: int) -> Simulator:
     new = choosing(CHOICES[home], *CHOICES)
     for worker, state in zip(new.workers, saved["workers"], strict=True):
         worker.load_state_dict(state, {name: torch.empty(shape) for name, shape in SHAPES.items()})
-        worker.offer([only(one) for one in CHOICES])
+        worker.offer([only(name) for name in CHOICES])
         worker.use(home)
     return new
 
@@ -138,20 +138,20 @@ def walk_rows(seed: int, steps: int = 50) -> tuple[float, float]:
             use(sim, rng.randrange(len(TO_OWNERS)), trial=rng.random() < 0.6)
         xs = {name: [torch.randn(shape, generator=draw) for _ in range(W)] for name, shape in ROWS.items()}
         sums = {name: torch.stack(each).sum(0) for name, each in xs.items()}
-        as_it_is = sim.workers[0].policy == only("none") and all([one.owes_nothing(like) for one in sim.workers])  # noqa: C419 - of each
+        as_it_is = sim.workers[0].policy == only("none") and all([worker.owes_nothing(like) for worker in sim.workers])  # noqa: C419 - of each
         plain += as_it_is
         if as_it_is:
             means = {name: x / W for name, x in sums.items()}
         else:
             given = [{name: each[rank].clone() for name, each in xs.items()} for rank in range(W)]
-            outs = simulate([one.scatter(rows) for one, rows in zip(sim.workers, given, strict=True)])
+            outs = simulate([worker.scatter(rows) for worker, rows in zip(sim.workers, given, strict=True)])
             means = {name: torch.stack([out[name].mean.clone() for out in outs]) for name in ROWS}
-        for one in sim.workers:
-            one.workspace.reset()
-            one.advance()
+        for worker in sim.workers:
+            worker.workspace.reset()
+            worker.advance()
         for name, mean in means.items():
             balance[name] += sums[name] / W - mean
-            owed = sum(one.state.debts().get(name, torch.zeros(())).double() for one in sim.workers) / W
+            owed = sum(worker.state.debts().get(name, torch.zeros(())).double() for worker in sim.workers) / W
             worst = max(worst, float((balance[name] - owed).abs().max()))
     assert plain, "some steps were plain"
     return worst, max(worker.memory_norm() for worker in sim.workers)
@@ -249,8 +249,8 @@ def test_which_memories_can_take_a_debt() -> None:
     like = torch.empty(40, 30)
     for text, can in (("topk", True), ("powersgd", True), ("varsparse", False), ("none", False),
                       ("topk:memory=residual,follow_lr=true", False)):  # fmt: skip
-        one = make_method(text)
-        assert (memory_of(one, one.init(like)) is not None) == can, text
+        method = make_method(text)
+        assert (memory_of(method, method.init(like)) is not None) == can, text
 
 
 def test_what_is_refused() -> None:

@@ -25,19 +25,19 @@ _usual: Bits = {}  # as far as they were asked for
 def usual_bits(specs: list[str]) -> Bits:
     """The bits of these cases under torch's own defaults."""
     missing = [spec for spec in specs if (spec, True) not in _usual]
-    found, wrong = bits_under("float32", missing) if missing else ({}, "")
+    bits, wrong = bits_under("float32", missing) if missing else ({}, "")
     assert not wrong, wrong
-    _usual.update(found)
+    _usual.update(bits)
     return _usual
 
 
 def find_differences(default: str, specs: list[str], defect: str | None = None) -> str:
     """Differences from the usual bits, or an error; "" if there are none."""
-    usual, (found, wrong) = usual_bits(specs), bits_under(default, specs, defect)
-    if not wrong and len(found) < 2 * len(specs):
-        wrong = f"{len(found)} answers of {2 * len(specs)}"
+    usual, (bits, wrong) = usual_bits(specs), bits_under(default, specs, defect)
+    if not wrong and len(bits) < 2 * len(specs):
+        wrong = f"{len(bits)} answers of {2 * len(specs)}"
     differ = [
-        f"{spec}, plans {int(plans)}: other bits" for (spec, plans), bits in found.items() if bits != usual[spec, plans]
+        f"{spec}, plans {int(plans)}: other bits" for (spec, plans), bits in bits.items() if bits != usual[spec, plans]
     ]
     return "\n".join([*differ, *([wrong] if wrong else [])])
 
@@ -66,7 +66,7 @@ def test_every_case_under_other_defaults(default: str) -> None:
     ],
 )
 def test_mutants_are_caught(defect: str, default: str, spec: str, why: str) -> None:
-    (case,) = (one for one in FIRST if one.partition(":")[0] == spec)
+    (case,) = (first for first in FIRST if first.partition(":")[0] == spec)
     told = find_differences(default, [case], defect)
     assert why in told
     assert case in told

@@ -44,18 +44,18 @@ def flipped(exchange: Exchange[Any], at: int, dice: random.Random) -> Exchange[A
         return stop.value
 
 
-def run_step(worker: Worker, one: Replicas, x: Tensor, applied: list[Tensor]) -> Exchange[None]:
+def run_step(worker: Worker, check: Replicas, x: Tensor, applied: list[Tensor]) -> Exchange[None]:
     out = yield from worker.exchange({"w": x})
     applied.append(out["w"].mean.clone())
-    one.note({"w": applied[-1]})
+    check.note({"w": applied[-1]})
     worker.advance()
     worker.workspace.reset()
 
 
 def compare(checks: list[Replicas], step: int) -> ReplicasDifferError | None:
-    assert [one.end_step(step) for one in checks] == [True] * WORLD
+    assert [check.end_step(step) for check in checks] == [True] * WORLD
     try:
-        simulate([one.compare() for one in checks])
+        simulate([check.compare() for check in checks])
     except ReplicasDifferError as error:
         return error
     return None
@@ -71,8 +71,8 @@ def drift(method: Method, at: int, seed: int) -> str:
     for step in range(STEPS):
         applied: list[list[Tensor]] = [[] for _ in workers]
         runs = [
-            run_step(worker, one, torch.randn(SHAPE, generator=torch.Generator().manual_seed(step * 10 + rank)), mine)
-            for rank, (worker, one, mine) in enumerate(zip(workers, checks, applied, strict=True))
+            run_step(worker, check, torch.randn(SHAPE, generator=torch.Generator().manual_seed(step * 10 + rank)), own)
+            for rank, (worker, check, own) in enumerate(zip(workers, checks, applied, strict=True))
         ]
         if step == step_of_fault:
             runs[victim] = flipped(runs[victim], at, dice)
@@ -81,10 +81,11 @@ def drift(method: Method, at: int, seed: int) -> str:
         except (PayloadError, RoundMismatch):  # the latter: of a damaged length, which the others then do not share
             return "refused"
         apart = [rank for rank in range(WORLD) if not laws.same_bits(applied[rank][0], applied[(rank + 1) % WORLD][0])]
-        said = compare(checks, step)
-        if said is not None:
-            assert apart, f"drift: replicas agree in step {step}, and the check says {said}"
-            assert (said.step, said.ranks) == (step, [victim]), f"drift: rank {victim} in step {step}, not {said}"
+        difference = compare(checks, step)
+        if difference is not None:
+            assert apart, f"drift: replicas agree in step {step}, and the check says {difference}"
+            named = (difference.step, difference.ranks)
+            assert named == (step, [victim]), f"drift: rank {victim} in step {step}, not {difference}"
             return "named"
         assert not apart, f"drift: rank {victim} applies another mean in step {step}, and nothing says so"
     return "same"
@@ -93,8 +94,8 @@ def drift(method: Method, at: int, seed: int) -> str:
 @pytest.mark.parametrize("first", [0, pytest.param(2, marks=pytest.mark.night("a digest that misses a bit"))])
 @pytest.mark.parametrize("spec", by_night("a digest that misses a bit"))
 def test_no_replica_drifts_in_silence(spec: str, first: int) -> None:
-    found = [drift(CASES[spec], at, 100 * at + first + trial) for at in range(2) for trial in range(2)]
-    assert set(found) <= {"refused", "same", "named"}
+    fates = [drift(CASES[spec], at, 100 * at + first + trial) for at in range(2) for trial in range(2)]
+    assert set(fates) <= {"refused", "same", "named"}
 
 
 def test_most_flips_of_what_is_not_checked_on_receipt_are_named() -> None:
@@ -119,24 +120,24 @@ def first_numbers(xs: Any) -> Tensor:
 
 def names_itself(rows: list[list[int]], steps: list[int]) -> Any:
     """Whoever stands out is rank 0."""
-    found = find_difference(rows, steps)
-    return None if found is None else replicas_module.Difference(found.step, (0,), WORLD, 0, steps[-1])
+    difference = find_difference(rows, steps)
+    return None if difference is None else replicas_module.Difference(difference.step, (0,), WORLD, 0, steps[-1])
 
 
 find_difference = replicas_module.find_difference
 
 
 @pytest.mark.parametrize(
-    ("name", "mutant", "said"),
+    ("name", "mutant", "message"),
     [
         ("digest", sum_of_numbers, "nothing says so"),
         pytest.param("digest", upper_half, "nothing says so", id="a digest that misses a bit"),
         ("digest", first_numbers, "nothing says so"),
         ("find_difference", names_itself, "not replicas differ"),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_law_catches(monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any], said: str) -> None:
+def test_the_law_catches(monkeypatch: pytest.MonkeyPatch, name: str, mutant: Callable[..., Any], message: str) -> None:
     monkeypatch.setattr(replicas_module, name, mutant)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         [drift(grace.method("topk:ratio=0.2"), 0, trial) for trial in range(40)]

@@ -143,8 +143,8 @@ def compare(
 def differing(there: list[Any], here: list[Any], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Steps, and sizes of tensors whose means differ."""
     for step, (a, b) in enumerate(zip(there, here, strict=True)):
-        for one, other in zip(a[0], b[0], strict=True):
-            yield from ((step, n) for n, name in zip(sizes, one, strict=True) if one[name] != other[name])
+        for first, second in zip(a[0], b[0], strict=True):
+            yield from ((step, n) for n, name in zip(sizes, first, strict=True) if first[name] != second[name])
 
 
 @pytest.mark.parametrize("name", GATE)

@@ -108,12 +108,12 @@ def test_the_method_sees_the_mean_of_its_machine() -> None:
     """The part of one worker of it is as if the machines were the workers."""
     xs = [normal(6, 4)(rank) for rank in range(6)]
     means = [(xs[2 * machine] + xs[2 * machine + 1]) / 2 for machine in range(3)]
-    found = laws.run(between("topk:ratio=0.25,memory=none", 2), xs)[0].mean.view(2, -1)
+    seen = laws.run(between("topk:ratio=0.25,memory=none", 2), xs)[0].mean.view(2, -1)
     for part in range(2):
         alone = laws.run(grace.method("topk:ratio=0.25,memory=none"), [mean.view(2, -1)[part] for mean in means])[
             0
         ].mean
-        torch.testing.assert_close(found[part], alone)
+        torch.testing.assert_close(seen[part], alone)
 
 
 def test_what_needs_a_matrix_is_given_rows() -> None:
@@ -161,8 +161,8 @@ class MovesItsMemory(Mutant):
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         place, part = peer.axes["machine"][0], self._cut(x.clone(), None)
-        mine = yield ReduceScatter(part, "mean", axis="machine")
-        out = yield from along(self.method.exchange(mine, state.inner, peer.on("machines")), "machines")
+        part_mean = yield ReduceScatter(part, "mean", axis="machine")
+        out = yield from along(self.method.exchange(part_mean, state.inner, peer.on("machines")), "machines")
         parts = yield AllGather(out.mean, axis="machine")
         mean = parts.view(-1)[: x.numel()].view(x.shape)
         finite = bool(mean.isfinite().all())
@@ -172,8 +172,8 @@ class MovesItsMemory(Mutant):
 
 class SendsHalfAsMuch(Mutant):
     def traffic(self, like: Tensor, peer: Peer) -> Any:
-        said = Hierarchical.traffic(self, like, peer)
-        return None if said is None else replace(said, sent=said.sent // 2)
+        declared = Hierarchical.traffic(self, like, peer)
+        return None if declared is None else replace(declared, sent=declared.sent // 2)
 
 
 class MeetsOtherParts(Mutant):
@@ -199,7 +199,7 @@ def declared(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "mutant", "said"),
+    ("law", "mutant", "message"),
     [
         (lost, SumsInside, "off the gradients"),
         (lost, OwesItsPartOnce, "off the gradients"),
@@ -209,8 +209,8 @@ def declared(method: Any) -> None:
         (declared, SendsHalfAsMuch, "declares"),
     ],
 )
-def test_the_law_catches_the_mutant(law: Any, mutant: Any, said: str) -> None:
+def test_the_law_catches_the_mutant(law: Any, mutant: Any, message: str) -> None:
     inner = grace.method("topk:ratio=0.2")
     law(Hierarchical(inner, 2))
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         law(mutant(inner, 2))

@@ -100,18 +100,18 @@ def read_questions(page: str) -> dict[tuple[str, str], str]:
 
 def find_knobs(spec: str) -> str:
     """Knobs of a spec that decide how often the host is asked, in the page's words."""
-    said = ["`sample`"] if "sample=" in spec else []
-    said += ["`alternate=true`"] if "alternate=true" in spec else []
+    texts = ["`sample`"] if "sample=" in spec else []
+    texts += ["`alternate=true`"] if "alternate=true" in spec else []
     for knob, values in (("index", ("rice", "delta")), ("dist", ("gpareto", "gamma"))):
         if any(f"{knob}={value}" in spec for value in values):
-            said.append(" or ".join(f"`{knob}={value}`" for value in values))
-    return " and ".join(said)
+            texts.append(" or ".join(f"`{knob}={value}`" for value in values))
+    return " and ".join(texts)
 
 
 def test_the_page_says_who_asks() -> None:
     page = read_questions(QUESTIONS.read_text(encoding="utf-8"))
-    found = {spec: asked for spec, (_, asked) in LAUNCHES.items() if asked}
-    told = {(spec.partition(":")[0], find_knobs(spec)): str(asked) for spec, asked in found.items()}
+    asking = {spec: asked for spec, (_, asked) in LAUNCHES.items() if asked}
+    told = {(spec.partition(":")[0], find_knobs(spec)): str(asked) for spec, asked in asking.items()}
     unseen = {key: often for key, often in page.items() if key not in told}
     assert {key: often for key, often in page.items() if key in told} == told
     # Not counted here: by the tables, of the family that writes lists; and what is no bucket's.

@@ -231,8 +231,8 @@ def gradients(draw: st.DrawFn) -> list[Tensor]:
     shape = draw(st.sampled_from([(), (1,), (2,), (7,), (3, 2), (4, 5), (1, 9), (2, 3, 2), (33,)]))
     numbers = draw(st.lists(st.lists(FLOATS, min_size=1, max_size=8), min_size=world, max_size=world))
     xs = []
-    for mine in numbers:
-        x = torch.tensor(mine, dtype=torch.float32).repeat(math.prod(shape))[: math.prod(shape)].view(shape)
+    for row in numbers:
+        x = torch.tensor(row, dtype=torch.float32).repeat(math.prod(shape))[: math.prod(shape)].view(shape)
         xs.append(x)
     return xs
 

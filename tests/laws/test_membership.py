@@ -71,10 +71,10 @@ def run(method: Method[Any] | str, script: Sequence[tuple[str, Any]], monkeypatc
             elif what == "join" and sim.world < 7:
                 assert sim.join() == sim.world - 1
             elif what == "late":
-                one = sim.workers[which % sim.world]
+                worker = sim.workers[which % sim.world]
                 x = torch.randn(SHAPE, generator=random)
                 sim.late(which % sim.world, {"w": x})
-                computed += x.double() / one.world
+                computed += x.double() / worker.world
             elif what == "leave" and sim.world > 1:
                 sim.leave(which % sim.world)
             elif what == "lose" and sim.world > 1:

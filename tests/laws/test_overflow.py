@@ -79,7 +79,7 @@ def follow(method: Method[Any], xs: list[Tensor], steps: int = 100) -> Tensor:
         assert outs[0].mean.dtype == xs[0].dtype
         applied += outs[0].mean.double()
     owed = [method.owed(state) for state in states]
-    return applied + torch.stack([one.double() for one in owed if one is not None]).mean(0)
+    return applied + torch.stack([debt.double() for debt in owed if debt is not None]).mean(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -91,7 +91,7 @@ def test_nothing_is_lost_of_narrow_gradients(spec: str, dtype: torch.dtype):
 
 
 # ---- wires of another length ----------------------------------------------------------------------------------------
-COMPRESSORS = {spec: found for spec, m in CASES.items() if (found := find_compressor(m)) is not None}
+COMPRESSORS = {spec: compressor for spec, m in CASES.items() if (compressor := find_compressor(m)) is not None}
 
 
 def other_lengths_are_refused(compressor: Compressor, n: int = 60) -> None:

@@ -208,7 +208,7 @@ def parts_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that stand between those of a batch come after them."""
 
     def ask(asked: Any, layouts: Any, workspace: Any, labels: bool) -> Exchange[list[Tensor]]:
-        return fusing.one_collective([one.op for one in asked], layouts, workspace)
+        return fusing.one_collective([question.op for question in asked], layouts, workspace)
 
     monkeypatch.setattr(fusing, "_one_of_kind", ask)
 

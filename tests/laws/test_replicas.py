@@ -67,13 +67,13 @@ def test_machines_differ():
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
-def split_as_the_backend_does(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+def split_as_the_backend_does(x: Tensor | None, p: Tensor, left: Tensor, q: Tensor, out: Tensor) -> None:
     """The native kernel, or else torch's products."""
     if backends.active()[0] != "reference":
-        split_low_rank(x, p, mine, q, out)
+        split_low_rank(x, p, left, q, out)
         return
     if x is not None:
-        x -= p.mT @ mine
+        x -= p.mT @ left
     torch.mm(p.mT, q, out=out)
 
 

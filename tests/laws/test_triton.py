@@ -49,8 +49,8 @@ def steps(method: Method[Any], xs: list[Tensor], count: int = 2) -> list[Tensor]
     states, out = None, []
     for step in range(count):
         done = run(method, xs, states, step=step)
-        states = [one.state for one in done]
-        out += [one.mean.clone() for one in done] + [leaf.clone() for leaf in leaves(tuple(states))]
+        states = [out.state for out in done]
+        out += [out.mean.clone() for out in done] + [leaf.clone() for leaf in leaves(tuple(states))]
     return out
 
 

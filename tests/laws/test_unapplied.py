@@ -46,32 +46,32 @@ class Undone(Run):
 
 def assert_dropped_is_undone(spec: str) -> None:
     """Steps are applied or dropped in turn; the twin skips what the other drops."""
-    mine, twin = Undone(spec), Undone(spec)
+    undone, twin = Undone(spec), Undone(spec)
     for step in range(7):
-        mine.seen.clear()
+        undone.seen.clear()
         twin.seen.clear()
-        mine.settle()
+        undone.settle()
         if step % 3 == 2:
-            before = mine.held()
-            mine.step()
-            assert mine.settle(NAMES) == 1
-            assert mine.held() == before
+            before = undone.held()
+            undone.step()
+            assert undone.settle(NAMES) == 1
+            assert undone.held() == before
             twin.skip()
         else:
-            assert mine.step()[:2] == twin.step()[:2], step
-            assert mine.seen == twin.seen, step
+            assert undone.step()[:2] == twin.step()[:2], step
+            assert undone.seen == twin.seen, step
 
 
 def assert_accumulated_goes_on(spec: str) -> None:
     """Three exchanges for each step; the last three are dropped together."""
-    mine, plain = Undone(spec), Undone(spec, undoes=False)
+    undone, plain = Undone(spec), Undone(spec, undoes=False)
     for step in range(6):
-        mine.settle(waiting=() if step % 3 == 0 else NAMES)
+        undone.settle(waiting=() if step % 3 == 0 else NAMES)
         if step == 3:
-            before = mine.held()
-        assert mine.step() == plain.step(), step
-    assert mine.settle(NAMES) == 3
-    assert mine.held() == before
+            before = undone.held()
+        assert undone.step() == plain.step(), step
+    assert undone.settle(NAMES) == 3
+    assert undone.held() == before
 
 
 @pytest.mark.parametrize("spec", by_night("a dropped exchange that stays"))
@@ -86,15 +86,15 @@ def test_what_is_accumulated_goes_on(spec: str):
 
 @pytest.mark.parametrize("spec", FAST)
 def test_of_a_bucket_some_tensors_are_dropped(spec: str):
-    mine = Undone(spec)
+    undone = Undone(spec)
     part = {"layer0", "layer4"}
     for step in range(4):
-        mine.settle()
-        before = mine.workers[0].state_dict()["states"]
-        mine.step()
-        applied = mine.workers[0].state_dict()["states"]
-        mine.settle(dropped=part)
-        after = mine.workers[0].state_dict()["states"]
+        undone.settle()
+        before = undone.workers[0].state_dict()["states"]
+        undone.step()
+        applied = undone.workers[0].state_dict()["states"]
+        undone.settle(dropped=part)
+        after = undone.workers[0].state_dict()["states"]
         for name in NAMES:
             expected = before if name in part else applied
             if name in expected:

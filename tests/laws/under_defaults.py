@@ -43,25 +43,25 @@ def set_default(name: str) -> None:
 
 def bits_under(default: str, specs: Iterable[str], defect: str | None = None) -> tuple[Bits, str]:
     """The digests under this default, and what went wrong; "" if nothing did."""
-    mine, theirs = SERVER.Pipe()
+    ours, theirs = SERVER.Pipe()
     process = SERVER.Process(target=_work, args=(theirs, default, list(specs), defect), daemon=True)
     process.start()
     theirs.close()
-    found: Bits = {}
+    bits: Bits = {}
     at = "the start"
     try:
-        while mine.poll(PATIENCE):
-            kind, *rest = mine.recv()
+        while ours.poll(PATIENCE):
+            kind, *rest = ours.recv()
             if kind == "end":
-                return found, rest[0]
+                return bits, rest[0]
             if kind == "at":
                 at = f"{rest[0]}, plans {rest[1]}"
             else:
-                found[rest[0], rest[1]] = rest[2]
-        return found, f"no answer for {PATIENCE} s at {at}"
+                bits[rest[0], rest[1]] = rest[2]
+        return bits, f"no answer for {PATIENCE} s at {at}"
     except EOFError:
         process.join()
-        return found, f"the process died with {process.exitcode} at {at}"
+        return bits, f"the process died with {process.exitcode} at {at}"
     finally:
         process.kill()
         process.join()

@@ -114,7 +114,7 @@ def run_threads(world: int, job: Any, *hubs: Threads) -> list[Any]:
 
 def returned(results: list[Any]) -> list[Any]:
     """These, if nobody has failed; else raises what somebody has: who waited in vain is not who failed."""
-    failed = [one for one in results if isinstance(one, BaseException)]
+    failed = [result for result in results if isinstance(result, BaseException)]
     failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
     if failed:
         raise failed[0]

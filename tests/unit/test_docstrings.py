@@ -10,23 +10,27 @@ from pathlib import Path
 import grace
 
 SOURCES = Path(grace.__file__).parent
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "tests", "benchmarks", "docs")
+# Packages that are being written, with their tests: they follow when they are finished.
+UNFINISHED = re.compile(r"/(outer|decoupled|optim|gossip)/|/test_(outer|decoupled|optim|gossip)(_\w+)?\.py$")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_what_is_written_to_is_not_the_subject():
     """A function that writes to ``out`` says "Sets" or "Adds to", and then ``out``; no variable is written with a capital."""
-    found = [
+    wrong = [
         f"{file.relative_to(SOURCES)}:{node.lineno} {node.name}"
         for file in sorted(SOURCES.rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and (first := re.match(r"(Out|[B-HJ-Z]) ", ast.get_docstring(node) or ""))
         if first[1] == "Out" or first[1].lower() in {argument.arg for argument in node.args.args}
     ]
-    assert found == []
+    assert wrong == []
 
 
 # A clause is no name of a thing, nor of an action.
-CLAUSE = re.compile(r"(What|Whether|Of|Those)\b")
+CLAUSE = re.compile(r"(What|Whether|Of|Those|How|One|Where|Which|Why|When|Who|Whose|That)\b")
 
 
 def find_clauses(text: str) -> list[str]:
@@ -37,12 +41,11 @@ def find_clauses(text: str) -> list[str]:
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
-    files = sorted(SOURCES.parent.rglob("*.py"))
-    assert {"grace", "grace_bench", "grace_command", "grace_dl"} <= {
-        file.relative_to(SOURCES.parent).parts[0] for file in files
-    }
+    paths = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+    files = [file for file in paths if not UNFINISHED.search(file.as_posix())]
+    assert len(files) > 1000
     clauses = {
-        file.relative_to(SOURCES.parent).as_posix(): lines
+        file.relative_to(ROOT).as_posix(): lines
         for file in files
         if (lines := find_clauses(file.read_text(encoding="utf-8")))
     }
@@ -62,8 +65,18 @@ def g():
     """Offers: what begins with Of is another word."""
 def h():
     """Of each row."""
+def i():
+    """Onefold."""
+    def j():
+        """How many rows there are."""
 '''
-    assert find_clauses(text) == ["What a module is.", "Those of a class.", "Of each row.", "Whether it waits."]
+    assert find_clauses(text) == [
+        "What a module is.",
+        "Those of a class.",
+        "Of each row.",
+        "Whether it waits.",
+        "How many rows there are.",
+    ]
 
 
 # A shape, or whose it is, or where it is said.
@@ -90,34 +103,34 @@ def list_public() -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def takes_tensors(function: ast.FunctionDef) -> bool:
     annotations = [
-        one.annotation for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        argument.annotation for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     ]
-    texts = [ast.unparse(one) for one in annotations if one is not None]
+    texts = [ast.unparse(annotation) for annotation in annotations if annotation is not None]
     return any(re.search(r"\bTensor\b", text) and "Callable" not in text for text in texts)
 
 
 def list_raised(function: ast.FunctionDef) -> set[str]:
     """The errors that a function raises itself, by the names of their classes."""
-    found, rest = set(), list[ast.AST](function.body)
+    raised, rest = set(), list[ast.AST](function.body)
     while rest:
         node = rest.pop()
         if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
             continue
         if isinstance(node, ast.Raise) and node.exc is not None:
             made = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            found.add(getattr(made, "id", getattr(made, "attr", "")))
+            raised.add(getattr(made, "id", getattr(made, "attr", "")))
         rest += ast.iter_child_nodes(node)
-    return {name for name in found if name[:1].isupper()} - {"NotImplementedError", "AssertionError"}
+    return {name for name in raised if name[:1].isupper()} - {"NotImplementedError", "AssertionError"}
 
 
 def test_public_functions_say_the_shapes_of_tensors() -> None:
     """Laws (``verify``) take tensors of any shape."""
-    found = {
+    silent = {
         name
         for name, node in list_public()
         if takes_tensors(node) and not name.startswith("verify/") and not SHAPE.search(ast.get_docstring(node) or "")
     }
-    assert found == set(), "say ``[b, n]``, or 'of any shape'"
+    assert silent == set(), "say ``[b, n]``, or 'of any shape'"
 
 
 def test_public_functions_say_what_they_raise() -> None:

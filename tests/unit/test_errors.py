@@ -43,10 +43,10 @@ def test_every_class_has_its_section_and_says_so(kind: type[BaseException]) -> N
     error = raised(kind)
     where = errors._section(kind)
     assert where == f"grace explain {kind.__name__}"
-    found = catalog.find_error(kind.__name__)
-    assert found is not None, "make docs"
-    assert found["error"] == kind.__name__
-    assert len(found["about"]) > 20
+    section = catalog.find_error(kind.__name__)
+    assert section is not None, "make docs"
+    assert section["error"] == kind.__name__
+    assert len(section["about"]) > 20
     if isinstance(error, GraceWarning):
         assert str(error) == f"text. Read on: {where}"
         return

@@ -26,12 +26,12 @@ def test_everything_public_is_exported():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_everything_that_is_registered_is_exported(package: str):
-    found = sys.modules[package]
+    module = sys.modules[package]
     tables = (grace.registry.METHODS, grace.registry.MEMORIES, grace.registry.COMMUNICATORS)
-    classes = {one for table in tables for one in table._classes.values()}
-    mine = {one.__name__: one for one in classes if one.__module__.rpartition(".")[0] == package}
-    assert set(mine) <= set(found.__all__)
-    assert all(getattr(grace, name) is one for name, one in mine.items())
+    classes = {kind for table in tables for kind in table._classes.values()}
+    own = {kind.__name__: kind for kind in classes if kind.__module__.rpartition(".")[0] == package}
+    assert set(own) <= set(module.__all__)
+    assert all(getattr(grace, name) is kind for name, kind in own.items())
 
 
 def test_methods_is_a_package_and_a_function():

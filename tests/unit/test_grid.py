@@ -62,7 +62,7 @@ def test_a_peer_on_an_axis_counts_along_it_and_draws_apart_from_other_lines():
     assert len(set(draws)) == 3, "lines draw apart"
 
 
-def one(op: object) -> Exchange[Tensor]:
+def ask(op: object) -> Exchange[Tensor]:
     return (yield op)  # type: ignore[misc]
 
 
@@ -71,26 +71,26 @@ def numbers(rank: int) -> Tensor:
 
 
 def test_collectives_along_an_axis_answer_line_by_line():
-    inside = simulate([one(AllReduce(numbers(r), "sum", axis="machine")) for r in range(6)], GRID)
+    inside = simulate([ask(AllReduce(numbers(r), "sum", axis="machine")) for r in range(6)], GRID)
     assert [float(x) for x in inside] == [111.0] * 3 + [111000.0] * 3
-    between = simulate([one(AllGather(numbers(r), axis="machines")) for r in range(6)], GRID)
+    between = simulate([ask(AllGather(numbers(r), axis="machines")) for r in range(6)], GRID)
     assert [x.flatten().tolist() for x in between[:3]] == [[1.0, 1e3], [10.0, 1e4], [100.0, 1e5]]
-    roots = simulate([one(Broadcast(numbers(r), 1, axis="machine")) for r in range(6)], GRID)
+    roots = simulate([ask(Broadcast(numbers(r), 1, axis="machine")) for r in range(6)], GRID)
     assert [float(x) for x in roots] == [10.0] * 3 + [10000.0] * 3
-    moved = simulate([one(Permute(numbers(r), ((0, 1),), axis="machines")) for r in range(6)], GRID)
+    moved = simulate([ask(Permute(numbers(r), ((0, 1),), axis="machines")) for r in range(6)], GRID)
     assert [float(x) for x in moved] == [0, 0, 0, 1, 10, 100]
     rows = torch.arange(3.0).view(3, 1)
-    shards = simulate([one(ReduceScatter(rows + r, "sum", axis="machine")) for r in range(6)], GRID)
+    shards = simulate([ask(ReduceScatter(rows + r, "sum", axis="machine")) for r in range(6)], GRID)
     assert [float(x) for x in shards] == [3, 6, 9, 12, 15, 18]
 
 
 def test_the_simulation_says_when_it_has_no_grid_or_another_one():
     with pytest.raises(ConfigurationError, match="needs a grid"):
-        simulate([one(AllReduce(numbers(r), axis="machine")) for r in range(2)])
+        simulate([ask(AllReduce(numbers(r), axis="machine")) for r in range(2)])
     with pytest.raises(ConfigurationError, match="'rack'"):
-        simulate([one(AllReduce(numbers(r), axis="rack")) for r in range(6)], GRID)
+        simulate([ask(AllReduce(numbers(r), axis="rack")) for r in range(6)], GRID)
     with pytest.raises(ConfigurationError, match="6 ranks, and there are 2"):
-        simulate([one(AllReduce(numbers(r))) for r in range(2)], GRID)
+        simulate([ask(AllReduce(numbers(r))) for r in range(2)], GRID)
     with pytest.raises(ConfigurationError, match="6 ranks, and world=2"):
         grace.Simulator("none", 2, grid=GRID)
 
@@ -98,7 +98,7 @@ def test_the_simulation_says_when_it_has_no_grid_or_another_one():
 def test_ranks_that_go_along_different_axes_are_told():
     axes = ["machine"] * 5 + ["machines"]
     with pytest.raises(RoundMismatch, match="along machines"):
-        simulate([one(AllReduce(numbers(r), axis=axis)) for r, axis in enumerate(axes)], GRID)
+        simulate([ask(AllReduce(numbers(r), axis=axis)) for r, axis in enumerate(axes)], GRID)
 
 
 def two_rounds(rank: int) -> Exchange[float]:
@@ -121,7 +121,7 @@ def test_along_hands_on_errors():
 @pytest.mark.parametrize("kind", [AllReduce, AllGather])
 def test_exchanges_along_different_axes_are_not_fused(kind: type):
     def exchanges(rank: int) -> list[Exchange[Tensor]]:
-        return [one(kind(numbers(rank), axis=axis)) for axis in ("", "machine", "machines", "machine")]
+        return [ask(kind(numbers(rank), axis=axis)) for axis in ("", "machine", "machines", "machine")]
 
     tracers = [Tracer(rank, 6, GRID.place(rank)) for rank in range(6)]
     alone = [simulate([exchanges(r)[i] for r in range(6)], GRID) for i in range(4)]

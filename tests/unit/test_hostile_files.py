@@ -116,9 +116,9 @@ def by_dcp(text: str) -> None:
 
 
 def handover() -> Handover:
-    one = Handover(["w"], [(40, 40)], [torch.float32], SPEC, transport=Alone(), options=Options())
-    one.mean([torch.ones(40, 40)])
-    return one
+    made = Handover(["w"], [(40, 40)], [torch.float32], SPEC, transport=Alone(), options=Options())
+    made.mean([torch.ones(40, 40)])
+    return made
 
 
 def by_npz(text: str) -> None:  # as Keras, TensorFlow and JAX load theirs
@@ -131,9 +131,9 @@ def by_simulator(text: str) -> None:
     like = {"w": torch.ones(40, 40)}
 
     def begun() -> Simulator:
-        one = Simulator(SPEC, 1, seed=0)
-        one.step({"w": [torch.ones(40, 40)]})
-        return one
+        simulator = Simulator(SPEC, 1, seed=0)
+        simulator.step({"w": [torch.ones(40, 40)]})
+        return simulator
 
     saved = begun().state_dict()
     begun().load_state_dict({"workers": [named(saved["workers"][0], text)]}, like)
@@ -257,9 +257,9 @@ def test_what_is_only_shown_is_not_looked_up() -> None:
     folder.joinpath("one.json").write_text(encode(msgspec.structs.replace(document(), method="evil.py:Evil")))
     before = list(sys.path)
     assert CliRunner().invoke(app, ["report", "results", "--json"]).exit_code == 0
-    found = dict.fromkeys(Explanation.__dataclass_fields__)
-    found |= {"schema": "grace.auto", "version": 1, "candidates": [], "buckets": [], "trials": [], "events": []}
-    found |= {
+    explained = dict.fromkeys(Explanation.__dataclass_fields__)
+    explained |= {"schema": "grace.auto", "version": 1, "candidates": [], "buckets": [], "trials": [], "events": []}
+    explained |= {
         "settings": "auto",
         "policy": "evil.py:Evil",
         "workers": 2,
@@ -268,7 +268,7 @@ def test_what_is_only_shown_is_not_looked_up() -> None:
         "cores": 1.0,
         "stage": "running",
     }
-    found |= {
+    explained |= {
         "step": 1,
         "spent": {},
         "elapsed": 1.0,
@@ -276,7 +276,7 @@ def test_what_is_only_shown_is_not_looked_up() -> None:
         "evidence": {},
         "stragglers": [],
     }
-    Path("run.json").write_text(json.dumps(found))
+    Path("run.json").write_text(json.dumps(explained))
     assert CliRunner().invoke(app, ["explain", "--run", "run.json"]).exit_code == 0
     assert not Path("ran").exists()
     assert sys.path == before

@@ -86,8 +86,8 @@ def test_workers_get_the_absolute_path_and_tables_the_name(file, tmp_path, monke
 
 
 def test_lists_of_methods():
-    found = ["a.py:Mine:x=1,y=2", "b.py:Other", "topk"]
-    assert split_methods("a.py:Mine:x=1,y=2,b.py:Other,topk") == found
+    methods = ["a.py:Mine:x=1,y=2", "b.py:Other", "topk"]
+    assert split_methods("a.py:Mine:x=1,y=2,b.py:Other,topk") == methods
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_threefry_known_answers(key: tuple[int, int], counter: tuple[int, int], 
     ],
 )
 def test_streams_differ_in_every_field(other: Stream):
-    mine, theirs = STREAM.words(50), other.words(50)
-    assert int((mine == theirs).sum()) == 0, "100 equal words of 32 bits have probability 2e-8"
+    own, theirs = STREAM.words(50), other.words(50)
+    assert int((own == theirs).sum()) == 0, "100 equal words of 32 bits have probability 2e-8"
 
 
 def test_drawing_does_not_change_a_stream():
@@ -148,7 +148,7 @@ def test_a_walk_that_was_too_short_is_known_later(monkeypatch: pytest.MonkeyPatc
     assert int(index.max()) < 5000, "harmless as an index"
     assert not bool(refusals.ok)
     with pytest.raises(GraceError, match="a subset of 1000 out of 5000 needs more walks"):
-        raise refusals.found[0][1]()
+        raise refusals.checks[0][1]()
 
 
 def test_round_keys_are_words_of_the_stream():

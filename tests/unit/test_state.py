@@ -36,8 +36,8 @@ def assert_same(a: Any, b: Any) -> None:
             assert_same(a[key], b[key])
     elif isinstance(a, list | tuple):
         assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            assert_same(one, other)
+        for first, second in zip(a, b, strict=True):
+            assert_same(first, second)
     else:
         assert a == b
 

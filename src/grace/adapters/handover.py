@@ -98,7 +98,7 @@ class Handover(Choosing):
     def mean(
         self, gradients: Sequence[Tensor | None], *, lr: float | None = None, scale: float = 1.0
     ) -> list[Tensor | None]:
-        """A step: this worker's gradients -> their means over all workers.
+        """Makes a step: this worker's gradients -> their means over all workers.
 
         Args:
             gradients: in the order of ``names``; read, never written, and not kept. None where the loss does not depend on

@@ -28,11 +28,12 @@ def find_trained(
         ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
     """
     for module in model.modules():
-        if (wrapper := find_exchanging(module)) is not None:
+        if (wrapper := find_exchanging(module)) not in (None, "FSDPModule"):
             raise ConfigurationError(
-                f"local steps take a plain module, got {wrapper}, which exchanges or splits parameters itself; "
-                "pass the module before it is wrapped, and train that"
+                f"an outer loop takes a plain module, or one under fully_shard, got {wrapper}, which exchanges or splits "
+                "parameters itself; pass the module before it is wrapped, and train that"
             )
+    _check_kind(optimizer)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named = {name: p for name, p in model.named_parameters() if p in trained}
     if len(named) != len(trained):
@@ -46,10 +47,15 @@ def find_trained(
         refuse_shared(named)
     if known is not None and (new := named.keys() - known.keys()):
         raise ConfigurationError(
-            f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when local steps began; "
+            f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when the loop began; "
             "synchronize, detach, change it, and begin again"
         )
     return named
+
+
+def _check_kind(optimizer: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(f"optimizer={optimizer!r:.60}; legal: a torch.optim.Optimizer")
 
 
 def name_trained(
@@ -65,8 +71,7 @@ def name_trained(
     Raises:
         ConfigurationError: parameters without a name, a name for two, or nothing to train.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigurationError(f"optimizer={optimizer!r:.60}; legal: a torch.optim.Optimizer")
+    _check_kind(optimizer)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named: dict[str, Tensor] = {}
     for item in _name_by_place(optimizer) if named_parameters is None else named_parameters:
@@ -155,6 +160,14 @@ def find_in_ddp(named: Mapping[str, Tensor]) -> list[str]:
     return exchanged
 
 
+@torch.no_grad()
+def part_of(p: Tensor) -> Tensor:
+    """The part of a parameter that this rank has, of its own shape: all of it, or the local tensor of a DTensor. It shares
+    its memory.
+    """
+    return p.to_local() if is_split(p) else p  # type: ignore[attr-defined]
+
+
 def is_split(p: Tensor) -> bool:
     """Tells a DTensor, which its own wrapper takes care of, from other parameters, of any shape."""
     return type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor"
@@ -193,5 +206,7 @@ def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimiz
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
     """Zeroes the non-finite numbers held for this parameter, of any shape: they would spoil later steps."""
     for held in optimizer.state.get(p, {}).values():
-        if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
-            held.zero_()
+        if isinstance(held, Tensor) and held.is_floating_point():
+            part = part_of(held)
+            if not bool(part.isfinite().all()):
+                part.zero_()

@@ -47,7 +47,7 @@ class PendingFlags:
         self.flags: list[tuple[int, str, Tensor]] = []
         self.refusals = Refusals()
         self._names: list[tuple[int, str]] = []
-        self._problems = self.refusals.found
+        self._problems = self.refusals.checks
         self._letter = _Letter()
         self._sent = False
 
@@ -58,13 +58,13 @@ class PendingFlags:
 
     def send(self) -> None:
         """The step has ended: its flags go to the host, which does not wait for them."""
-        if not (self.flags or self.refusals.found):
+        if not (self.flags or self.refusals.checks):
             return
-        parts = [fine.view(-1) for fine, _ in self.refusals.found]
+        parts = [fine.view(-1) for fine, _ in self.refusals.checks]
         if self.flags:
             parts.insert(0, torch.stack([flag for *_, flag in self.flags]))
         flags = parts[0] if len(parts) == 1 else torch.cat(parts)
-        self._names, self._problems = [(step, name) for step, name, _ in self.flags], self.refusals.found
+        self._names, self._problems = [(step, name) for step, name, _ in self.flags], self.refusals.checks
         self.flags, self.refusals = [], Refusals()
         self._letter.write(flags)
         self._sent = True

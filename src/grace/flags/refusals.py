@@ -27,7 +27,7 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self.found: list[tuple[Tensor, Problem]] = []
+        self.checks: list[tuple[Tensor, Problem]] = []
 
     def __enter__(self) -> Refusals:
         _stack().append(self)
@@ -40,7 +40,7 @@ class Refusals:
     def ok(self) -> Flag:
         """True if nothing was refused."""
         out: Flag = True
-        for fine, _ in self.found:
+        for fine, _ in self.checks:
             out = and_(out, fine.all() if fine.ndim else fine)
         return out
 
@@ -87,7 +87,7 @@ def refuse_unless(fine: Tensor | bool, problem: Problem) -> None:
     if isinstance(fine, Tensor) and not on_host(fine.device):
         stack = _stack()
         if stack:
-            stack[-1].found.append((fine, problem))
+            stack[-1].checks.append((fine, problem))
             return
     if not (bool(fine.all()) if isinstance(fine, Tensor) else fine):
         raise problem()
@@ -101,9 +101,9 @@ def decode(finite: Flag, run: Callable[[], Any]) -> Flag:
         return finite
     with Refusals() as refusals:
         run()
-    if not refusals.found:
+    if not refusals.checks:
         return finite
-    fine, problems = refusals.ok, [problem for _, problem in refusals.found]
+    fine, problems = refusals.ok, [problem for _, problem in refusals.checks]
     refuse_unless(or_(not_(finite), fine), lambda: _first(problems))
     return and_(finite, fine)
 

@@ -135,7 +135,7 @@ class SketchedSGD(Method[None]):
         return Sketching(cells // self.rows if cells else None, candidates, count_kept(self.ratio, n))
 
     def _sizes(self, n: int) -> tuple[int, int]:
-        """Numbers of the sketch, and of candidates; 0 and n where that is not less than n."""
+        """Count of the numbers of the sketch, and of the candidates; 0 and n where that is not less than n."""
         k = count_kept(self.ratio, n)
         cells, candidates = self.rows * self.cols * k, self.p2 * k
         return (cells, candidates) if cells + candidates <= n else (0, n)

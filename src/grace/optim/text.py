@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from grace.errors import ConfigurationError, unknown
 from grace.optim.base import CompressedOptimizer
+from grace.optim.demo import DeMo
+from grace.optim.dion import Dion
 from grace.optim.onebit_adam import OneBitAdam
+from grace.optim.onebit_lamb import OneBitLamb
+from grace.optim.zero_one_adam import ZeroOneAdam
 from grace.registry import parse as split_text
 
-OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {"onebitadam": OneBitAdam}
-Factory: TypeAlias = Callable[..., CompressedOptimizer]
+OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {
+    "onebitadam": OneBitAdam,
+    "zerooneadam": ZeroOneAdam,
+    "onebitlamb": OneBitLamb,
+    "demo": DeMo,
+    "dion": Dion,
+}
 _GIVEN = frozenset({"self", "params", "group", "transport", "options"})  # by whoever calls the factory
 
 
@@ -27,7 +35,7 @@ def optimizers() -> tuple[str, ...]:
     return tuple(OPTIMIZERS)
 
 
-def parse(text: str) -> Factory:
+def parse(text: str) -> functools.partial[CompressedOptimizer]:
     """A factory of the optimizer that a string names, to be called with parameters, and with whatever else its class takes,
     such as ``lr``, which counts more than the string's.
 

@@ -88,7 +88,7 @@ class Elastic:
     def step(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, part: bool | None = None
     ) -> dict[str, Tensor]:
-        """A step: this worker's tensors -> the means, which are valid until the next call.
+        """Makes a step: this worker's tensors -> the means, which are valid until the next call.
 
         Args:
             tensors: by name, donated; all that the session exchanges, or some.

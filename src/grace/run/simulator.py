@@ -90,7 +90,7 @@ class Simulator:
         lr: float | None = None,
         present: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
-        """A step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
+        """Makes a step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
 
         Args:
             gradients: by name.

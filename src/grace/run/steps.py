@@ -44,7 +44,7 @@ class Steps:
         into: Mapping[str, Tensor] | None = None,
         flags: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """A step, or with ``last=False`` a part of one, such as a bucket: this worker's tensors -> the means.
+        """Makes a step, or with ``last=False`` a part of one, such as a bucket: this worker's tensors -> the means.
 
         The tensors are donated, and exchanged in the order given, which is the same on all ranks. In one step every name comes
         once; a rank that has no gradient gives zeros. A tensor whose group is not complete waits for a later part, and is not

@@ -105,7 +105,7 @@ class Gradients(BaseHandle):
 
     @keep_python
     def mean(self, gradients: Sequence[Any], *, scale: Any = 1.0) -> list[Any]:
-        """A step: this worker's gradients -> their means over all workers; in eager mode and in graphs.
+        """Makes a step: this worker's gradients -> their means over all workers; in eager mode and in graphs.
 
         Args:
             gradients: in the order of the variables: tensors, ``tf.IndexedSlices``, or None where the loss does not depend

@@ -1,19 +1,25 @@
 """Algorithms that exchange something else than the gradient of each step: outer loops, which exchange how far replicas have
-moved. They stand where a method's text does: ``grace bench train --methods diloco:every=32,topk:ratio=0.01``.
+moved, and optimizers, which exchange momenta. They stand where a method's text does:
+``grace bench train --methods diloco:every=32,onebitadam:freeze_step=100,topk:ratio=0.01``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
 import grace
+from grace import optim
 from grace.adapters.outer.presets import PRESETS, OuterMethod, OuterSettings, read_outer
+from grace.errors import ConfigurationError
+from grace.run.options import Options
 from grace_bench.runs.baselines import Counters, NoExchange, counters_of
 
 
@@ -25,17 +31,21 @@ class Algorithm(ABC):
 
     Attributes:
         family: what tables call its like. period: steps that are alike as a whole only, >= 1: an exchange comes once in them.
+        lr: the peak learning rate that the text gives; None: that of the task.
     """
 
     family: str
     period = 1
+    lr: float | None = None
 
     def __init__(self, text: str):
         self.text = text
 
     @abstractmethod
-    def connect(self, model: nn.Module, seed: int) -> NoExchange:
-        """The model under this algorithm; :meth:`NoExchange.join` brings the optimizer."""
+    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
+        """The model under this algorithm; :meth:`NoExchange.join` brings the optimizer. ``lr``: the run's own peak learning
+        rate, where it has one.
+        """
 
 
 class OuterAlgorithm(Algorithm):
@@ -58,14 +68,14 @@ class OuterAlgorithm(Algorithm):
 
     @property
     def method(self) -> OuterMethod:
-        """What compresses the pseudo-gradients."""
+        """The method that compresses the pseudo-gradients."""
         return self._read[1]
 
     @property
     def period(self) -> int:  # type: ignore[override]
         return self.settings.every
 
-    def connect(self, model: nn.Module, seed: int) -> NoExchange:
+    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
         return OuterRun(model, self.text, seed)
 
 
@@ -96,7 +106,69 @@ class OuterRun(NoExchange):
         self._handle.detach()
 
 
-ALGORITHMS: dict[str, Callable[[str], Algorithm]] = dict.fromkeys(PRESETS, OuterAlgorithm)
+class OptimizerAlgorithm(Algorithm):
+    """An optimizer that exchanges by itself, in the place of the task's own."""
+
+    family = "optimizer"
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._knobs = optim.parse(text).keywords  # an error now
+        lr = self._knobs.get("lr")
+        self.lr = None if lr is None else float(lr)
+
+    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
+        return OptimizerRun(model, self.text, seed, self.lr if lr is None else lr)
+
+
+class OptimizerRun(NoExchange):
+    """A plain model whose optimizer exchanges. It has the task's learning rates, and its weight decay, as far as both are for
+    an optimizer of the same kind.
+    """
+
+    def __init__(self, model: nn.Module, text: str, seed: int, lr: float | None):
+        super().__init__(model)
+        self._text, self._seed, self._lr = text, seed, lr
+
+    def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer of the algorithm.
+
+        Raises:
+            ConfigurationError: the task's optimizer is none that divides by the size of gradients, so that its learning rate
+                says nothing of this one's, and none is given.
+        """
+        has, text, make = optimizer.param_groups[0], self._text, optim.parse(self._text)
+        adam = "betas" in has
+        if not adam and self._lr is None:
+            raise ConfigurationError(
+                f"{text}: the task trains with {type(optimizer).__name__}, whose learning rate {has['lr']:g} does not suit "
+                f"this optimizer; give it one: {text}{',' if ':' in text else ':'}lr=0.001"
+            )
+        given: dict[str, Any] = {"lr": has["lr"] if self._lr is None else self._lr}
+        if adam and "weight_decay" in inspect.signature(make.func).parameters.keys() - make.keywords.keys():
+            given["weight_decay"] = has["weight_decay"]
+        self._optimizer = make(self.model.named_parameters(), options=Options(self._seed), **given)
+        return self._optimizer
+
+    def count(self) -> Counters:
+        return counters_of(self._optimizer.stats)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        with self._optimizer.shared():
+            yield self.model
+
+    def end(self) -> None:
+        self._optimizer.sync()
+
+    def close(self) -> None:
+        self._optimizer.close()
+
+
+ALGORITHMS: dict[str, Callable[[str], Algorithm]] = {
+    **dict.fromkeys(PRESETS, OuterAlgorithm),
+    **dict.fromkeys(optim.optimizers(), OptimizerAlgorithm),
+}
 
 
 def find_algorithm(text: str) -> Algorithm | None:

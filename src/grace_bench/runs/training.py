@@ -147,7 +147,7 @@ class Training:
         """The model under the run's method, or its baseline."""
         config = self.config
         if self.algorithm is not None:
-            return self.algorithm.connect(model, config.seed)
+            return self.algorithm.connect(model, config.seed, config.lr)
         return connect(config.method, model, config.granularity, config.seed, self.rank, config.workers)
 
     # ---- the optimizer ----------------------------------------------------------------------------------------------
@@ -159,8 +159,11 @@ class Training:
         if self.config.kind == "method" and wanted(self.config.method) is None:
             adjustment = adjust(optimizer, grace.method(self.config.method))
         scale, momentum, why = 1.0, None, None
-        if self.config.lr is not None:
-            scale, why = self.config.lr / peak, LR_ASKED
+        lr = self.config.lr
+        if lr is None and self.algorithm is not None:
+            lr = self.algorithm.lr
+        if lr is not None:
+            scale, why = lr / peak, LR_ASKED
         elif adjustment is not None:
             scale, why = adjustment.lr_scale, str(adjustment)
         if adjustment is not None and adjustment.momentum is not None:

@@ -90,12 +90,12 @@ def through_handover(transport: str) -> Step:
     return step
 
 
-def differences(found: list[Means], expected: list[Means]) -> dict[str, str]:
+def differences(means: list[Means], expected: list[Means]) -> dict[str, str]:
     """By tensor, the first step in which its mean is not the expected one to the bit, the sign of zeros included."""
     wrong: dict[str, str] = {}
-    for step, (mine, want) in enumerate(zip(found, expected, strict=True)):
-        assert mine.keys() == want.keys(), mine.keys() ^ want.keys()
-        for name, x in mine.items():
+    for step, (own, want) in enumerate(zip(means, expected, strict=True)):
+        assert own.keys() == want.keys(), own.keys() ^ want.keys()
+        for name, x in own.items():
             if name not in wrong and not torch.equal(x.view(torch.int32), want[name].view(torch.int32)):
                 wrong[name] = f"step {step}: by at most {(x - want[name]).abs().max():.2g}"
     return wrong
@@ -104,5 +104,5 @@ def differences(found: list[Means], expected: list[Means]) -> dict[str, str]:
 def read(folder: Path, door: str, transport: str, rank: int) -> list[Means] | str:
     """The means of a rank, or the error there."""
     path = folder / f"{door}-{transport}-{rank}.pt"
-    found: list[Means] | str = torch.load(path) if path.exists() else "it wrote nothing"
-    return found
+    means: list[Means] | str = torch.load(path) if path.exists() else "it wrote nothing"
+    return means

@@ -44,11 +44,11 @@ def load(rank: int) -> Data:
     """
     digits = Digits()
     digits.read(None)
-    found = digits.pictures
-    x = np.concatenate([found.images, found.test_images]).transpose(0, 2, 3, 1).astype(np.float32) / 8 - 1
-    y = np.concatenate([found.labels, found.test_labels])
-    mine = slice(2 * rank, 2 * WORLD * SAMPLES, 2 * WORLD)
-    return Data(x[mine], y[mine], x[1::2], y[1::2])
+    pictures = digits.pictures
+    x = np.concatenate([pictures.images, pictures.test_images]).transpose(0, 2, 3, 1).astype(np.float32) / 8 - 1
+    y = np.concatenate([pictures.labels, pictures.test_labels])
+    own = slice(2 * rank, 2 * WORLD * SAMPLES, 2 * WORLD)
+    return Data(x[own], y[own], x[1::2], y[1::2])
 
 
 def tell(method: str, accuracy: float, handle: Handover) -> None:
@@ -59,4 +59,4 @@ def tell(method: str, accuracy: float, handle: Handover) -> None:
 def read(output: str) -> dict[str, list[Told]]:
     """The reports of the ranks, by method."""
     told = [Told(**json.loads(line)) for line in output.splitlines() if line.startswith('{"rank"')]
-    return {method: sorted(one for one in told if one.method == method) for method in METHODS}
+    return {method: sorted(report for report in told if report.method == method) for method in METHODS}

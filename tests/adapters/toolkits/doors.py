@@ -134,9 +134,9 @@ def through_keras(transport: str) -> Step:
     variables = model.trainable_variables
 
     def step(given: Mapping[str, Tensor]) -> Means:
-        mine = [keras.ops.convert_to_tensor(x.numpy()) for x in given.values()]
+        own = [keras.ops.convert_to_tensor(x.numpy()) for x in given.values()]
         with torch.no_grad():
-            model.optimizer.apply(mine, variables)
+            model.optimizer.apply(own, variables)
         means = [torch.tensor(keras.ops.convert_to_numpy(v.value)) for v in variables]
         return dict(zip(SHAPES, means, strict=True))
 
@@ -189,14 +189,14 @@ def main(folder: Path, transports: list[str], doors: list[str]) -> None:
     rank = torch.distributed.get_rank()
     for door in doors:
         for transport in transports:
-            found: list[Means] | str
+            result: list[Means] | str
             try:
                 step = THROUGH[door](transport)
-                found = [step(gradients(rank, number)) for number in range(STEPS)]
+                result = [step(gradients(rank, number)) for number in range(STEPS)]
             except Exception:
-                found = traceback.format_exc()
+                result = traceback.format_exc()
             label = f"{door}_{os.environ['KERAS_BACKEND']}" if door == "keras" else door
-            torch.save(found, folder / f"{label}-{transport}-{rank}.pt")
+            torch.save(result, folder / f"{label}-{transport}-{rank}.pt")
 
 
 if __name__ == "__main__":

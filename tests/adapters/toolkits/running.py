@@ -63,13 +63,13 @@ def run_cases(
     """
     path = Path(__file__).parent / script
     done = fork(path, *args, workers=workers, env=(env,) * workers, after=after)
-    found: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     for rank, (_, output) in enumerate(done):
         for line in output.splitlines():
             if line.startswith(_MARK):
                 told = json.loads(line.removeprefix(_MARK))
-                found.setdefault(told["case"], ["did not run"] * workers)[rank] = told["error"]
-    return found, done
+                errors.setdefault(told["case"], ["did not run"] * workers)[rank] = told["error"]
+    return errors, done
 
 
 def find_cases(script: str) -> list[str]:
@@ -82,11 +82,11 @@ def find_cases(script: str) -> list[str]:
     ]
 
 
-def explain(case: str, found: Mapping[str, list[str]], done: list[tuple[int, str]]) -> str:
+def explain(case: str, errors: Mapping[str, list[str]], done: list[tuple[int, str]]) -> str:
     """Errors of a case; empty if there are none."""
-    errors = found.get(case)
-    if errors is None:
+    texts = errors.get(case)
+    if texts is None:
         return "\n".join(
             f"rank {rank}: status {status}\n{output[-3000:]}" for rank, (status, output) in enumerate(done)
         )
-    return "\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error)
+    return "\n".join(f"rank {rank}: {error}" for rank, error in enumerate(texts) if error)

@@ -151,10 +151,10 @@ def refusals(rank: int, world: int) -> None:
         handle.load(FOLDER / "absent-{rank}.npz")
     with raises(InputError, "different metrics"):
         handle.average({f"of {rank}": 1.0})
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         grace.keras.attach(plain_model((2, 2), momentum=0.9), policy("dgc")).detach()
-    assert any(issubclass(one.category, grace.OptimizerWarning) for one in said) == (rank == 0), said
+    assert any(issubclass(warning.category, grace.OptimizerWarning) for warning in caught) == (rank == 0), caught
     callback = grace.keras.AverageMetrics(handle)
     handle.detach()
     handle.detach()
@@ -171,13 +171,13 @@ def refuse_distributions(model: Any) -> None:
     devices = ["cpu:0"]
     mesh = distribution.DeviceMesh((1, 1), ["batch", "model"], devices)
     layout = distribution.LayoutMap(mesh)
-    for one in (
+    for refused in (
         distribution.DataParallel(devices=devices),
         distribution.ModelParallel(layout_map=layout, batch_dim_name="batch"),
     ):
-        distribution.set_distribution(one)
+        distribution.set_distribution(refused)
         try:
-            with raises(ConfigurationError, type(one).__name__, "keras.distribution.set_distribution(None)"):
+            with raises(ConfigurationError, type(refused).__name__, "keras.distribution.set_distribution(None)"):
                 grace.keras.attach(model, "none")
         finally:
             distribution.set_distribution(None)
@@ -208,11 +208,11 @@ def means_are_the_simulators(rank: int, world: int) -> None:
 
 
 def clipping_sees_the_mean(rank: int, world: int) -> None:
-    mine = np.array([[6.0, 8.0], [-6.0, -7.5]][rank], "f")
+    own = np.array([[6.0, 8.0], [-6.0, -7.5]][rank], "f")
     for option, expected in (("clipnorm", 0.25), ("global_clipnorm", 0.25), ("clipvalue", 0.25)):
         model = plain_model((2,), **{option: 1.0})
         handle = grace.keras.attach(model, "none")
-        apply(model.optimizer, [mine], model.trainable_variables)
+        apply(model.optimizer, [own], model.trainable_variables)
         assert numbers(model.trainable_variables)[0].tolist() == [0.0, -expected]
         handle.detach()
 
@@ -220,19 +220,19 @@ def clipping_sees_the_mean(rank: int, world: int) -> None:
 def gradients_that_are_absent(rank: int, world: int) -> None:
     model = plain_model((2,), (2,), (2,))
     handle = grace.keras.attach(model, "none", nonfinite="error")
-    one = np.ones(2, "f")
+    ones = np.ones(2, "f")
     for step in range(2):
-        apply(model.optimizer, [one, None if rank else one, None], model.trainable_variables)
+        apply(model.optimizer, [ones, None if rank else ones, None], model.trainable_variables)
         means = [x.tolist() for x in numbers(model.trainable_variables)]
         assert means == [[-1.0 - step] * 2, [-0.5 - step / 2] * 2, [0.0, 0.0]], means
-    constant = keras.ops.convert_to_tensor(one)
+    constant = keras.ops.convert_to_tensor(ones)
     for _ in range(2):  # what is lent is never written
         with torch.no_grad():
             model.optimizer.apply([constant, constant, None], model.trainable_variables)
     assert keras.ops.convert_to_numpy(constant).tolist() == [1.0, 1.0]
-    model.optimizer.apply([keras.ops.convert_to_tensor(one)] * 2, model.trainable_variables[:2])
+    model.optimizer.apply([keras.ops.convert_to_tensor(ones)] * 2, model.trainable_variables[:2])
     with raises(InputError, "w2"):
-        apply(model.optimizer, [one] * 3, model.trainable_variables)
+        apply(model.optimizer, [ones] * 3, model.trainable_variables)
     assert isinstance(handle.error, InputError)
 
 
@@ -459,10 +459,10 @@ def two_optimizers(rank: int, world: int) -> None:
         return model
 
     def fit(model: Any) -> list[Any]:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", grace.UnexchangedWarning)
             model.fit(x, batch_size=16, shuffle=False, verbose=0)
-        return [str(one.message) for one in said if issubclass(one.category, grace.UnexchangedWarning)]
+        return [str(warning.message) for warning in caught if issubclass(warning.category, grace.UnexchangedWarning)]
 
     model = make()
     with raises(ConfigurationError, "'optimizer', 'd_optimizer', 'g_optimizer'", "optimizer=model.g_optimizer"):
@@ -478,9 +478,9 @@ def two_optimizers(rank: int, world: int) -> None:
     d = grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.d_optimizer)
     with raises(ConfigurationError, "attached to this optimizer already"):
         grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.d_optimizer)
-    (said,) = fit(model)
-    assert "'g_optimizer' changes" in said, said
-    assert "optimizer=model.g_optimizer" in said, said
+    (message,) = fit(model)
+    assert "'g_optimizer' changes" in message, message
+    assert "optimizer=model.g_optimizer" in message, message
     g = grace.keras.attach(model, "topk:ratio=0.05", optimizer=model.g_optimizer)  # all have rank 0's again
     before = numbers(model.trainable_variables)
     assert fit(model) == []

@@ -100,14 +100,14 @@ def training(rank: int, world: int) -> None:
         assert means[2] is None
         return loss
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         losses = [
             float(step(tf.random.stateless_uniform([64 if i % 2 else 48], [i, rank], 0, 300, tf.int32)))
             for i in range(40)
         ]
         losses.append(float(step.python_function(tf.range(64))))
-    told = [str(one.message) for one in said if "IndexedSlices" in str(one.message)]
+    told = [str(warning.message) for warning in caught if "IndexedSlices" in str(warning.message)]
     assert told == [
         "the gradient of 'table' is tf.IndexedSlices, and is exchanged as a dense tensor of 19,200 bytes"
     ], told
@@ -272,15 +272,15 @@ def made_in_a_graph(rank: int, world: int) -> None:
 
 def no_gradient(rank: int, world: int) -> None:
     exchange = pair(method="none")
-    mine = [tf.ones(4) * (rank + 1), None]
-    assert exchange.mean(mine)[1] is None
+    own = [tf.ones(4) * (rank + 1), None]
+    assert exchange.mean(own)[1] is None
     step = tf.function(lambda x: [m for m in exchange.mean([x, None]) if m is not None])
-    assert float(step(mine[0])[0][0]) == 1.5
+    assert float(step(own[0])[0][0]) == 1.5
     with raises(InputError, "a gradient of 'w' has come"):
         exchange.mean([tf.ones(4), tf.ones(4)])
     exchange = pair(method="none")
     step = tf.function(lambda x: exchange.mean([x, x if rank else None]))
-    assert [float(m[0]) for m in step(mine[0])] == [1.5, 1.0], "what one rank has is a mean on all"
+    assert [float(m[0]) for m in step(own[0])] == [1.5, 1.0], "what one rank has is a mean on all"
     exchange = pair(method="none")
     with raises(InputError, "the loss depends on none"):
         exchange.mean([None, None])
@@ -404,18 +404,18 @@ def learning_rate(rank: int, world: int) -> None:
 def states(rank: int, world: int) -> None:
     whole, first, second = pair(), pair(), pair()
 
-    def mine(i: int) -> list[Any]:
+    def gradients_of(i: int) -> list[Any]:
         return [tf.constant([1.0, 2.0, 3.0, 4.0 + i + rank])] * 2
 
     for i in range(6):
         if i == 3:
             second.load_state_dict(flat(first.state_dict()))
-        means = (first if i < 3 else second).mean(mine(i))
-        assert all(map(alike, means, whole.mean(mine(i))))
+        means = (first if i < 3 else second).mean(gradients_of(i))
+        assert all(map(alike, means, whole.mean(gradients_of(i))))
     with raises(StateError):
         second.load_state_dict({} if rank else second.state_dict())
     second.switch("none")
-    second.mean(mine(0))
+    second.mean(gradients_of(0))
 
 
 # ---- the start ------------------------------------------------------------------------------------------------------

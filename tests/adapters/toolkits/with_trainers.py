@@ -167,11 +167,11 @@ if LIBRARY == "lightning":
             def state_key(self) -> str:
                 return "Compression"
 
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             other, _ = fit(Forgetful(METHOD), FOLDER / "all.ckpt")
         assert not torch.equal(straight, other)
-        assert rank or any("holds no memories of Grace" in str(one.message) for one in said)
+        assert rank or any("holds no memories of Grace" in str(warning.message) for warning in caught)
 
     def a_second_fit_goes_on(rank: int, world: int) -> None:
         compression, model = Compression(METHOD), Module()
@@ -296,11 +296,11 @@ if LIBRARY == "transformers":
         if rank == 0:
             (checkpoint / FILE).unlink()
         dist.barrier()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             other, _, _ = train(CompressionCallback(METHOD), "all3", str(checkpoint))
         assert not torch.equal(straight, other)
-        assert rank or any("holds no memories of Grace" in str(one.message) for one in said)
+        assert rank or any("holds no memories of Grace" in str(warning.message) for warning in caught)
 
     def what_is_dropped_owes_nothing(rank: int, world: int) -> None:
         """An attack before each step: a backward pass whose gradients are cleared."""

@@ -18,7 +18,7 @@ def make_times(ratio):
 
 
 def row(method="topk", operation="encode", ratio=1.0, size=1_000_000, threads=1, goals=(), others=()):
-    first = next((found["goal"] for found in goals if found["unit"] == "x add_"), None)
+    first = next((goal["goal"] for goal in goals if goal["unit"] == "x add_"), None)
     return {
         "operation": operation, "method": method, "size": size, "threads": threads, "kernels": "native-avx512",
         "cold": size >= 1_000_000, "payloads": 8 if operation == "decode and sum" else None, **make_times(ratio),

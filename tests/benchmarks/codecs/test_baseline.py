@@ -10,24 +10,24 @@ from tests.benchmarks.codecs.samples import document, row
 def test_slower_is_what_lies_beyond_the_spread_of_both():
     then = document(row("a"), row("b"), row("c"), row("d"), row("gone"))
     now = document(row("a", ratio=2.0), row("b", ratio=1.05), row("c", ratio=0.5), row("d", ratio=1.2), row("new"))
-    found = compare(now, then)
-    assert [(c.method, c.verdict) for c in found.changes] == [
+    comparison = compare(now, then)
+    assert [(c.method, c.verdict) for c in comparison.changes] == [
         ("a", "slower"), ("b", "same"), ("c", "faster"), ("d", "slower")
     ]  # fmt: skip
-    assert [c.method for c in found.slower()] == ["a", "d"]
-    assert [c.method for c in found.slower(30)] == ["a"]
-    assert found.slower(100) == []
-    assert [c.method for c in found.faster()] == ["c"]
-    assert found.changes[0].percent == 100
-    assert found.missing == ("encode, gone, 1000000 elements, 1 threads",)
-    assert found.new == ("encode, new, 1000000 elements, 1 threads",)
+    assert [c.method for c in comparison.slower()] == ["a", "d"]
+    assert [c.method for c in comparison.slower(30)] == ["a"]
+    assert comparison.slower(100) == []
+    assert [c.method for c in comparison.faster()] == ["c"]
+    assert comparison.changes[0].percent == 100
+    assert comparison.missing == ("encode, gone, 1000000 elements, 1 threads",)
+    assert comparison.new == ("encode, new, 1000000 elements, 1 threads",)
 
 
 def test_a_run_against_itself_has_no_changes():
     same = document(row("a"), row("a", threads=2), row("a", size=4096))
-    found = compare(same, same)
-    assert {change.verdict for change in found.changes} == {"same"}
-    assert found.differs == {}
+    comparison = compare(same, same)
+    assert {change.verdict for change in comparison.changes} == {"same"}
+    assert comparison.differs == {}
 
 
 def test_other_machines_are_told():

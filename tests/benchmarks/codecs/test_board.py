@@ -96,16 +96,18 @@ def test_small_tensors_are_warm_and_have_goals_in_microseconds():
     assert rows["qsgd:bits=8", "encode"]["goal"] is None
     assert {operation for method, operation in rows if method == "powersgd"} == set(OPERATIONS)
     assert ("signsgd", "encode with error feedback") not in rows
-    assert [(one["method"], one["operation"]) for one in document["left_out"]] == [("none", None)]
+    assert [(omission["method"], omission["operation"]) for omission in document["left_out"]] == [("none", None)]
 
 
 def test_what_takes_too_long_is_left_out_and_told():
     document = small("topk,sketchml", limit=1e-9)
     assert document["rows"] == []
-    told = {(one["method"], one["operation"]) for one in document["left_out"]}
+    told = {(omission["method"], omission["operation"]) for omission in document["left_out"]}
     assert {("sketchml", operation) for operation in OPERATIONS} <= told
     assert all(
-        "more than the limit of 1e-09 s" in one["why"] for one in document["left_out"] if one["method"] != "topk"
+        "more than the limit of 1e-09 s" in omission["why"]
+        for omission in document["left_out"]
+        if omission["method"] != "topk"
     )
 
 
@@ -128,7 +130,7 @@ def test_what_has_a_goal_may_take_longer(monkeypatch):
 
 
 def test_what_was_slow_is_not_tried_on_larger_tensors():
-    sizes = [one["size"] for one in small("sketchml", "66000,200K", limit=1e-6)["left_out"]]
+    sizes = [omission["size"] for omission in small("sketchml", "66000,200K", limit=1e-6)["left_out"]]
     assert sizes == [66_000] * 3 + [204_800] * 3
 
 
@@ -136,9 +138,9 @@ def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
     monkeypatch.setattr(resources, "available_memory", lambda: 100_000)
     document = small("topk", "1000,1M")
     assert {row["size"] for row in document["rows"]} == {1000}
-    (one,) = document["left_out"]
-    assert (one["size"], one["method"]) == (1_000_000, None)
-    assert "do not fit" in one["why"]
+    (omission,) = document["left_out"]
+    assert (omission["size"], omission["method"]) == (1_000_000, None)
+    assert "do not fit" in omission["why"]
 
 
 def test_a_method_that_fails_does_not_end_the_others(monkeypatch):
@@ -158,10 +160,10 @@ def test_a_method_that_fails_does_not_end_the_others(monkeypatch):
 def test_what_was_measured_is_told_after_each_method():
     kept = []
     document = Board(board_plan("topk,signsgd", "1000", "1", 3), eviction=1 << 16).measure(keep=kept.append)
-    found = [[row["method"] for row in one["rows"]] for one in kept]
-    assert found == [[], [], ["signsgd"] * 2, ["signsgd"] * 2 + ["topk"] * 3]
-    assert [one["complete"] for one in (*kept, document)] == [False] * 4 + [True]
-    assert all(one.keys() == document.keys() for one in kept)
+    methods = [[row["method"] for row in snapshot["rows"]] for snapshot in kept]
+    assert methods == [[], [], ["signsgd"] * 2, ["signsgd"] * 2 + ["topk"] * 3]
+    assert [snapshot["complete"] for snapshot in (*kept, document)] == [False] * 4 + [True]
+    assert all(snapshot.keys() == document.keys() for snapshot in kept)
 
 
 def test_nobodys_random_numbers_or_threads_change():

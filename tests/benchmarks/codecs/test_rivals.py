@@ -19,8 +19,8 @@ def buffers():
 
 def test_index_coding_knows_its_bits():
     buffers = Buffers(100_000)
-    (one, few), (_, fewer) = parts.elias_fano(buffers)
-    one.seconds(do_nothing)
+    (case, few), (_, fewer) = parts.elias_fano(buffers)
+    case.seconds(do_nothing)
     assert (few.count, fewer.count) == (1000, 100)
     assert 8.0 < 8 * few.size / few.count < 8.7
     assert 11.0 < 8 * fewer.size / fewer.count < 12.6
@@ -58,25 +58,25 @@ def test_naive_code_says_nearly_the_same_as_the_codec(name, buffers):
     _, encode, decode = naive.CODES[name]()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        said = decode(encode(x), x)
+        decoded = decode(encode(x), x)
     if name in ("topk", "topk:ratio=0.001", THRESHOLD, "randomk"):
-        kept = said != 0
-        assert torch.equal(said[kept], x[kept])
+        kept = decoded != 0
+        assert torch.equal(decoded[kept], x[kept])
         share = {"topk:ratio=0.001": 0.001}.get(name, 0.01)
         assert share / 2 < kept.float().mean() < 2 * share
         if name.startswith("topk"):
             assert x[kept].abs().min() > x[~kept].abs().max()
     elif name == "natural":
-        factor = said / x
+        factor = decoded / x
         assert factor.min() >= 0.499
         assert factor.max() <= 2.001
     elif name == "efsignsgd":
-        assert torch.equal(said.sign(), x.sign())
+        assert torch.equal(decoded.sign(), x.sign())
     else:
         coarse = {"qsgd:bits=8": 1 / 127, "qsgd": 1 / 7, "qsgd:bits=2": 1.0, "u8bit": 0.06, "thc": 0.2, "sketch": 0.9}[
             name
         ]
-        assert (said - x).abs().max() <= 1.001 * coarse * x.abs().max()
+        assert (decoded - x).abs().max() <= 1.001 * coarse * x.abs().max()
 
 
 def test_naive_code_decodes_and_sums_and_remembers(buffers):

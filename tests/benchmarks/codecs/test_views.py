@@ -36,8 +36,8 @@ def text_of(what):
 
 
 def line_of(text, *words):
-    (found,) = [line for line in text.splitlines() if all(word in line for word in words)]
-    return found
+    (only,) = [line for line in text.splitlines() if all(word in line for word in words)]
+    return only
 
 
 def test_the_table_shows_goals_methods_and_what_is_missing():
@@ -61,9 +61,9 @@ def test_the_table_shows_goals_methods_and_what_is_missing():
 
 @pytest.mark.parametrize(("load", "busy"), [(0.4, False), (1.2, True), (None, False)])
 def test_a_busy_machine_is_told(load, busy):
-    found = document(row())
-    found["environment"]["load_before"] = load
-    assert ("the machine was busy" in text_of(view(found))) == busy
+    made = document(row())
+    made["environment"]["load_before"] = load
+    assert ("the machine was busy" in text_of(view(made))) == busy
 
 
 def test_the_table_shows_what_has_changed():

@@ -33,14 +33,14 @@ def test_the_program_measures_the_methods_that_it_is_told(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [(["--device", "tpu9"], "tpu9"), (["--device", "cpu", "--methods", "topq"], "topq")],
 )
 def test_what_cannot_be_measured_is_refused(
-    given: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(sys, "argv", ["overhead", *given])
     with pytest.raises(SystemExit) as stopped:
         program.main()
     assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

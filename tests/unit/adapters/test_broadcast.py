@@ -38,14 +38,14 @@ def test_numbers_of_numpy_within_containers(number: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"groups": [{"lr": Mine()}]}, r"\['groups'\]\[0\]\['lr'\] is .*Mine, Mine\(\); make a number"),
         (Mine(), "it is .*Mine"),
         ([1, lambda: 0], r"\[1\] is function"),
     ],
 )
-def test_anything_else_is_named(given: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said) as caught:
+def test_anything_else_is_named(given: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         grace.broadcast_object(given, transport="alone")
     assert "checkpoint" not in str(caught.value)

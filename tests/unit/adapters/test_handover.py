@@ -196,8 +196,8 @@ def test_who_fails_before_its_first_step_does_not_leave_others_waiting() -> None
         finally:
             assert transport.error is handover.error, "it says so to the others"
 
-    others, mine = in_threads(2, job)
-    assert isinstance(mine, InputError)
+    others, error = in_threads(2, job)
+    assert isinstance(error, InputError)
     assert isinstance(others, threading.BrokenBarrierError)
 
 

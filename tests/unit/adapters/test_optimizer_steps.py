@@ -93,9 +93,9 @@ def test_a_step_that_has_raised_is_forgotten_by_the_next():
 
 
 def test_what_an_optimizer_holds():
-    mine, other, late = leaf(), leaf(), leaf()
-    held = HeldParameters({mine: "mine", late: "late"})
-    optimizer = sgd(mine, other)
-    assert held.by(optimizer) == {"mine": mine}
+    own, other, late = leaf(), leaf(), leaf()
+    held = HeldParameters({own: "mine", late: "late"})
+    optimizer = sgd(own, other)
+    assert held.by(optimizer) == {"mine": own}
     optimizer.add_param_group({"params": [late]})
     assert held.by(optimizer).keys() == {"mine", "late"}

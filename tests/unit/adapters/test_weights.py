@@ -19,14 +19,14 @@ N, WORLD = 2048, 3
 
 def find_carriers() -> list[str]:
     """The methods that can carry weights."""
-    found = ["int8", "int4", "qsgd:bits=8"]
+    specs = ["int8", "int4", "qsgd:bits=8"]
     for name in grace.methods():
         try:
             if read_weights(f"{name}:memory=none") is not None:
-                found.append(f"{name}:memory=none")
+                specs.append(f"{name}:memory=none")
         except (CompositionError, ConfigurationError):
             continue
-    return found
+    return specs
 
 
 def gather(spec: str, bad: float) -> list[Tensor]:

@@ -80,8 +80,8 @@ AUTO = "auto:methods=(topk;qsgd:bits=4)"
 
 
 def both(job: Callable[[Any, int], Any]) -> list[Any]:
-    found = in_threads(2, job)
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    return found
+    results = in_threads(2, job)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results

@@ -55,16 +55,16 @@ def test_who_has_larger_gradients_gets_more_bits_and_all_ranks_alike(how: Any) -
         handle.train(3)
         return handle
 
-    one, other = in_threads(2, job)
-    assert one.methods() == other.methods()
-    large, bias, small = one.methods()
+    first, second = in_threads(2, job)
+    assert first.methods() == second.methods()
+    large, bias, small = first.methods()
     assert bias == "none"
     assert int(small.partition("=")[2]) > int(large.partition("=")[2])
-    found = one.explain()
-    assert found.bits <= 4.5
-    assert "qsgd:bits=" in str(found)
-    assert found.as_dict()["step"] == 2
-    assert one._log_values() == {"adaptive/bits": found.bits}
+    explained = first.explain()
+    assert explained.bits <= 4.5
+    assert "qsgd:bits=" in str(explained)
+    assert explained.as_dict()["step"] == 2
+    assert first._log_values() == {"adaptive/bits": explained.bits}
 
 
 def test_memories_are_handed_over_and_states_are_gone_on_from() -> None:
@@ -75,7 +75,7 @@ def test_memories_are_handed_over_and_states_are_gone_on_from() -> None:
     again.load_state_dict(saved)
     assert again.methods() == handle.methods()
     debts = [
-        sum(float(x.double().sum()) for x in one._session.worker.state.debts().values()) for one in (handle, again)
+        sum(float(x.double().sum()) for x in rank._session.worker.state.debts().values()) for rank in (handle, again)
     ]
     assert debts[0] == pytest.approx(debts[1])
     handle.switch("none")
@@ -125,9 +125,9 @@ def test_what_is_refused(made: Any, message: str) -> None:
 
 
 def test_it_is_asked_for_in_place_of_a_method() -> None:
-    one = grace.Policy.adaptive("powersgd", budget=3.0)
-    assert wanted(one) is one
-    assert one.choices[0] == "powersgd:rank=1"
+    first = grace.Policy.adaptive("powersgd", budget=3.0)
+    assert wanted(first) is first
+    assert first.choices[0] == "powersgd:rank=1"
 
 
 def test_layers_that_lose_more_than_they_keep_are_named_once_where_nothing_remembers() -> None:
@@ -145,6 +145,6 @@ def test_what_was_chosen_can_be_saved(tmp_path: Any) -> None:
     handle = Handle(Alone(), grace.Policy.adaptive("qsgd", budget=4.5, every=2))
     handle.train(3)
     handle.explain().save(tmp_path / "chosen.json")
-    found = json.loads((tmp_path / "chosen.json").read_text())
-    assert found == json.loads(json.dumps(handle.explain().as_dict()))
-    assert found["layers"][0]["name"] == "large"
+    explained = json.loads((tmp_path / "chosen.json").read_text())
+    assert explained == json.loads(json.dumps(handle.explain().as_dict()))
+    assert explained["layers"][0]["name"] == "large"

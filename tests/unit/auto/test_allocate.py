@@ -29,12 +29,12 @@ def test_a_budget_of_bytes_by_hand() -> None:
 
 def models(count: int, layers: int) -> list[tuple[list[list[float]], list[list[float]]]]:
     rng, bits = random.Random(3), (2, 3, 4, 6, 8)
-    found = []
+    drawn = []
     for _ in range(count):
         numbers = [10 ** rng.uniform(2, 6) for _ in range(layers)]
         scales = [n * 10 ** rng.uniform(-3, 3) for n in numbers]
-        found.append(([[n * b for b in bits] for n in numbers], [[s * 4.0**-b for b in bits] for s in scales]))
-    return found
+        drawn.append(([[n * b for b in bits] for n in numbers], [[s * 4.0**-b for b in bits] for s in scales]))
+    return drawn
 
 
 def total(table: list[list[float]], choice: tuple[int, ...] | list[int]) -> float:
@@ -45,17 +45,17 @@ def test_random_models_against_all_combinations() -> None:
     for cost, error in models(8, 4):
         every = list(itertools.product(range(5), repeat=4))
         most = total(error, [2] * 4)
-        found = within_error(cost, error, most)
-        assert found is not None
-        assert total(error, found) <= most * (1 + 1e-8)
-        best = min(total(cost, one) for one in every if total(error, one) <= most)
-        assert total(cost, found) <= best * 1.01
-        assert total(cost, found) <= total(cost, [2] * 4)
+        choice = within_error(cost, error, most)
+        assert choice is not None
+        assert total(error, choice) <= most * (1 + 1e-8)
+        best = min(total(cost, pick) for pick in every if total(error, pick) <= most)
+        assert total(cost, choice) <= best * 1.01
+        assert total(cost, choice) <= total(cost, [2] * 4)
         budget = total(cost, [2] * 4)
         dual = within_cost(cost, error, budget)
         assert dual is not None
         assert total(cost, dual) <= budget
-        assert total(error, dual) <= 1.01 * min(total(error, one) for one in every if total(cost, one) <= budget)
+        assert total(error, dual) <= 1.01 * min(total(error, pick) for pick in every if total(cost, pick) <= budget)
 
 
 def test_water_filling_by_hand() -> None:

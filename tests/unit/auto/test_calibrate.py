@@ -44,16 +44,16 @@ def test_all_ranks_know_the_same(world: int) -> None:
         assert timing.sizes == sorted(timing.sizes)
         assert all(seconds > 0 for seconds in timing.seconds)
     assert first.timings.kinds["AllReduce"].sizes[-1] <= 4 * LARGEST + 4
-    assert [one.what for one in first.codecs] == list(first.rates)
-    assert {one.what for one in first.links} == set(first.timings.kinds)
-    assert all(len(one.ns) == world for one in (*first.codecs, *first.links))
+    assert [measurement.what for measurement in first.codecs] == list(first.rates)
+    assert {measurement.what for measurement in first.links} == set(first.timings.kinds)
+    assert all(len(measurement.ns) == world for measurement in (*first.codecs, *first.links))
     assert set(first.spent) == {"codecs", "link"}
     assert first.fingerprint == f"{world} workers over Member, {first.cores:g} cores each"
 
 
 def test_a_worker_alone_measures_nothing() -> None:
-    found = calibrate(Alone(), CANDIDATES, LARGEST)
-    assert (found.world, found.rates, found.timings.kinds, found.spent) == (1, {}, {}, {})
+    known = calibrate(Alone(), CANDIDATES, LARGEST)
+    assert (known.world, known.rates, known.timings.kinds, known.spent) == (1, {}, {}, {})
 
 
 def test_a_link_that_fails_says_what_was_going_on() -> None:
@@ -96,14 +96,14 @@ def given(
 
 
 def test_the_slowest_rank_counts_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = given(monkeypatch, {(1, "topk"): 7.0})
-    assert all(one == found[0] for one in found)
-    start, each = found[0].rates["topk"].codec[0]
+    results = given(monkeypatch, {(1, "topk"): 7.0})
+    assert all(result == results[0] for result in results)
+    start, each = results[0].rates["topk"].codec[0]
     assert (start, each) == (pytest.approx(0.0, abs=1e-9), pytest.approx(7e-9))
-    assert stragglers(found[0].codecs) == [
+    assert stragglers(results[0].codecs) == [
         "rank 1 takes 7.0 times as long as the median of the ranks (topk): all wait for it"
     ]
-    assert stragglers(found[0].codecs[:1]) == []
+    assert stragglers(results[0].codecs[:1]) == []
 
 
 def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
@@ -114,29 +114,29 @@ def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
 
 
 def test_what_is_too_slow_on_one_rank_is_left_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = given(monkeypatch, {(2, "topk"): 60.0})
-    assert all(one == found[0] for one in found)
-    assert list(found[0].rates) == ["none"]
-    assert found[0].left_out == {"topk": f"its codec takes 60 ns a number, more than {SLOW_NS}"}
+    results = given(monkeypatch, {(2, "topk"): 60.0})
+    assert all(result == results[0] for result in results)
+    assert list(results[0].rates) == ["none"]
+    assert results[0].left_out == {"topk": f"its codec takes 60 ns a number, more than {SLOW_NS}"}
 
 
 def test_what_one_rank_cannot_run_is_left_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = given(monkeypatch, {(1, "topk"): -1.0})
-    assert all(one == found[0] for one in found)
-    assert found[0].left_out == {"topk": "rank 1 cannot run it"}
+    results = given(monkeypatch, {(1, "topk"): -1.0})
+    assert all(result == results[0] for result in results)
+    assert results[0].left_out == {"topk": "rank 1 cannot run it"}
 
 
 def test_the_last_candidates_are_left_out_where_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(0, 2_000_000_000)
-    found = given(monkeypatch, {}, clock=lambda: next(now))
-    assert all(one == found[0] for one in found)
-    assert list(found[0].rates) == ["none"]
-    assert found[0].left_out == {"topk": "not measured: 1.5 s had passed"}
+    results = given(monkeypatch, {}, clock=lambda: next(now))
+    assert all(result == results[0] for result in results)
+    assert list(results[0].rates) == ["none"]
+    assert results[0].left_out == {"topk": "not measured: 1.5 s had passed"}
 
 
 def test_methods_of_machines_need_the_grid() -> None:
-    found = in_threads(2, lambda member, rank: calibrate(member, ["none", "topk:machine=2"], 1000))
-    assert found[0].left_out == {
+    results = in_threads(2, lambda member, rank: calibrate(member, ["none", "topk:machine=2"], 1000))
+    assert results[0].left_out == {
         "topk:machine=2": "needs {'machines': 1, 'machine': 2}, and these workers lie on no grid"
     }
 
@@ -158,8 +158,8 @@ def test_a_slow_link_is_not_measured_at_sizes_that_take_too_long(monkeypatch: py
         Given.rank.value = rank
         return calibrate(member, ["none"], 1 << 24)
 
-    found = in_threads(2, job)
-    assert found[0].timings.kinds["AllReduce"].sizes == [4, 1 << 14]
+    results = in_threads(2, job)
+    assert results[0].timings.kinds["AllReduce"].sizes == [4, 1 << 14]
     monkeypatch.setattr(module, "LINK_NS", 0)
     assert in_threads(2, job)[0].timings.kinds["AllReduce"].sizes == [4, 1 << 14], "two are measured in any case"
 
@@ -169,25 +169,25 @@ def test_a_look_measures_the_link_again_and_keeps_the_rest() -> None:
         known = calibrate(member, ["none", "topk"], LARGEST)
         return known, look(member, known, ["none"])
 
-    (known, found), *others = in_threads(2, job)
-    assert all(other == (known, found) for other in others)
-    assert found.rates.keys() == known.rates.keys()
-    assert found.timings.kinds["AllReduce"] != known.timings.kinds["AllReduce"]
-    assert found.timings.kinds["AllReduce"].sizes[:1] == [4]
-    assert found.timings.kinds["AllGather"] == known.timings.kinds["AllGather"]
-    assert found.spent["looks"] > 0
+    (known, looked), *others = in_threads(2, job)
+    assert all(other == (known, looked) for other in others)
+    assert looked.rates.keys() == known.rates.keys()
+    assert looked.timings.kinds["AllReduce"] != known.timings.kinds["AllReduce"]
+    assert looked.timings.kinds["AllReduce"].sizes[:1] == [4]
+    assert looked.timings.kinds["AllGather"] == known.timings.kinds["AllGather"]
+    assert looked.spent["looks"] > 0
     assert known.spent.get("looks") is None
 
 
 def test_phases_of_a_bucket_alternate_between_codec_and_move() -> None:
-    found = in_threads(2, run)[0]
+    known = in_threads(2, run)[0]
     shapes = [(64, 64), (300, 1000)]
-    for name in found.rates:
-        phases = found.phases(name, shapes)
+    for name in known.rates:
+        phases = known.phases(name, shapes)
         assert len(phases) % 2 == 1
         assert all(seconds >= 0 and cpu >= 0 for cpu, seconds in phases)
-    (encode, move, decode) = found.phases("none", shapes)
-    assert move[1] == pytest.approx(found.timings.seconds("AllReduce", 4 * (4096 + 300_000)), rel=0.01)
+    (encode, move, decode) = known.phases("none", shapes)
+    assert move[1] == pytest.approx(known.timings.seconds("AllReduce", 4 * (4096 + 300_000)), rel=0.01)
     assert encode == (encode[0], encode[0])
     assert decode[0] >= 0
 
@@ -197,7 +197,7 @@ def test_a_rate_predicts_what_a_replay_measures() -> None:
     shapes = {"a.weight": (500, 400), "b.weight": (300, 600)}
     replayer = Replayer(shapes, [list(shapes)], samples=5)
     replay = replayer.run("topk", 4)
-    found = in_threads(2, lambda member, rank: calibrate(member, ["topk"], LARGEST))[0]
+    known = in_threads(2, lambda member, rank: calibrate(member, ["topk"], LARGEST))[0]
     from grace.predict.rates import Rate
 
     rate = Rate.through(4, [Rater().run("topk", 4, numbers) for numbers in NUMBERS])
@@ -208,7 +208,7 @@ def test_a_rate_predicts_what_a_replay_measures() -> None:
     assert lines == pytest.approx(whole, rel=0.9), "a machine with other work to do"
     moved = rate.phases([200_000, 180_000], network)[1]
     assert moved[1] == pytest.approx(network.move("AllGather", replay.moved[0]["AllGather"], 4)[1], rel=0.02)
-    assert found.world == 2
+    assert known.world == 2
 
 
 # ---- who is slow -----------------------------------------------------------------------------------------------------

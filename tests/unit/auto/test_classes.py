@@ -86,6 +86,6 @@ FEW = Quality(1, 0.79, None, None, 0.1, True)
     [(CLOSE, CLOSE, "safe"), (CLOSE, WORSE, "fast"), (WORSE, WORSE, "fast"), (MUCH, CLOSE, ""), (CLOSE, FEW, "")],
 )
 def test_the_rule(on_a: Quality, on_b: Quality, quality: str) -> None:
-    table = {("survey", task, 1): {"none": PLAIN, "topk": one} for task, one in (("a", on_a), ("b", on_b))}
+    table = {("survey", task, 1): {"none": PLAIN, "topk": quality} for task, quality in (("a", on_a), ("b", on_b))}
     text = write_known(table, dict.fromkeys(table, "accuracy"))
     assert f'"topk": {{\n  "quality": "{quality}"' in text

@@ -35,13 +35,13 @@ CASES: dict[str, tuple[Times, int, Noise, float, int | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_ends_right_and_costs_little(case: str) -> None:
     times, plans, noise, most, ends = CASES[case]
-    found = [run(times, plans, 2000, seed, noise) for seed in range(12)]
-    assert statistics.mean(one.seconds / one.baseline for one in found) <= most
+    outcomes = [run(times, plans, 2000, seed, noise) for seed in range(12)]
+    assert statistics.mean(outcome.seconds / outcome.baseline for outcome in outcomes) <= most
     if ends is not None:
-        assert sum(one.controller.current == ends for one in found) >= 11
-    assert max(len(one.changes) for one in found) <= 7
-    for one in found:
-        assert one.controller.spent <= one.controller.budget
+        assert sum(outcome.controller.current == ends for outcome in outcomes) >= 11
+    assert max(len(outcome.changes) for outcome in outcomes) <= 7
+    for outcome in outcomes:
+        assert outcome.controller.spent <= outcome.controller.budget
 
 
 def test_who_counts_pairs_misses_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +63,10 @@ def wrong(plan: int, step: int) -> float:
 
 @pytest.mark.parametrize(("kind", "right"), [(Controller, True), (Believer, False)])
 def test_a_prediction_is_not_believed(kind: type[Controller], right: bool) -> None:
-    found = [run(wrong, 2, 600, seed, kind=kind) for seed in range(6)]
-    assert (sum(one.controller.current == 0 for one in found) >= 5) == right
+    outcomes = [run(wrong, 2, 600, seed, kind=kind) for seed in range(6)]
+    assert (sum(outcome.controller.current == 0 for outcome in outcomes) >= 5) == right
     if right:
-        assert all(one.controller.verified_at is None or one.controller.current == 0 for one in found)
+        assert all(outcome.controller.verified_at is None or outcome.controller.current == 0 for outcome in outcomes)
 
 
 class Discarding(Controller):
@@ -108,17 +108,17 @@ def quickens(plan: int, step: int) -> float:
 def test_a_link_that_becomes_slow_is_answered_within_120_steps() -> None:
     late = []
     for seed in range(12):
-        one = run(slows, 2, 3000, seed)
-        assert one.controller.current == 1
-        late.append(next(step for step, plan in one.changes if plan == 1 and step > 1500) - 1500)
+        outcome = run(slows, 2, 3000, seed)
+        assert outcome.controller.current == 1
+        late.append(next(step for step, plan in outcome.changes if plan == 1 and step > 1500) - 1500)
     assert statistics.median(late) <= 120
 
 
 def test_a_link_that_becomes_fast_is_found_by_looking() -> None:
     for seed in range(12):
-        one = run(quickens, 2, 3600, seed)
-        assert one.controller.current == 0
-        assert next(step for step, plan in one.changes if plan == 0 and step > 1500) <= 1500 + LOOK_STEPS * 4 + 120
+        outcome = run(quickens, 2, 3600, seed)
+        assert outcome.controller.current == 0
+        assert next(step for step, plan in outcome.changes if plan == 0 and step > 1500) <= 1500 + LOOK_STEPS * 4 + 120
 
 
 def test_neighbours_that_come_and_go_cost_few_looks_and_switches() -> None:
@@ -126,10 +126,10 @@ def test_neighbours_that_come_and_go_cost_few_looks_and_switches() -> None:
         return mild(rng, step) * (1.6 if (step // 100) % 3 == 0 else 1.0)
 
     for seed in range(6):
-        one = run(lambda plan, step: (0.20, 0.14)[plan], 2, 4000, seed, noise)
-        assert one.controller.current == 1
-        assert len(one.changes) <= 5
-        assert one.controller.looks <= 4000 // APART / 2
+        outcome = run(lambda plan, step: (0.20, 0.14)[plan], 2, 4000, seed, noise)
+        assert outcome.controller.current == 1
+        assert len(outcome.changes) <= 5
+        assert outcome.controller.looks <= 4000 // APART / 2
 
 
 def test_a_neighbour_with_the_period_of_two_blocks() -> None:
@@ -143,9 +143,9 @@ def test_a_neighbour_with_the_period_of_two_blocks() -> None:
 
 
 def test_a_slow_drift_changes_no_plan() -> None:
-    one = run(lambda plan, step: (0.20, 0.14)[plan] * (1 + 0.01 * step / 100), 2, 3000, 3)
-    assert one.controller.current == 1
-    assert len(one.changes) <= 2
+    outcome = run(lambda plan, step: (0.20, 0.14)[plan] * (1 + 0.01 * step / 100), 2, 3000, 3)
+    assert outcome.controller.current == 1
+    assert len(outcome.changes) <= 2
 
 
 def test_one_rank_that_is_slow_for_a_while_changes_no_plan() -> None:
@@ -155,9 +155,9 @@ def test_one_rank_that_is_slow_for_a_while_changes_no_plan() -> None:
         return (0.20, 0.14)[plan] + (0.4 if 600 <= step < 1100 else 0.0)
 
     for seed in range(4):
-        one = run(times, 2, 2500, seed)
-        assert one.controller.current == 1
-        assert len(one.changes) <= 3
+        outcome = run(times, 2, 2500, seed)
+        assert outcome.controller.current == 1
+        assert len(outcome.changes) <= 3
 
 
 def test_rare_stalls_of_twenty_times() -> None:
@@ -172,8 +172,8 @@ def test_rare_stalls_of_twenty_times() -> None:
 
 @pytest.mark.parametrize("resolution", [1000, 1_000_000])
 def test_coarse_clocks(resolution: int) -> None:
-    one = run(lambda plan, step: (0.20, 0.14)[plan], 2, 800, 1, resolution=resolution)
-    assert one.controller.current == 1
+    outcome = run(lambda plan, step: (0.20, 0.14)[plan], 2, 800, 1, resolution=resolution)
+    assert outcome.controller.current == 1
 
 
 def test_a_plan_that_is_hardly_slower_gives_way_to_the_baseline() -> None:
@@ -209,11 +209,11 @@ def test_a_step_too_short_to_measure() -> None:
 
 def test_blocks_that_vary_too_much_cannot_be_compared() -> None:
     """Every other pair for the challenger, and the incumbent's own blocks between 100 and 200 ms."""
-    mine = (100, 150, 200, 150) * 4
+    milliseconds = (100, 150, 200, 150) * 4
     controller = Controller([200_000_000, 190_000_000, 195_000_000], 0, [1, 2], baselines=1)
     while controller.hopeless is None:
         pair = len(controller._now.pairs) if controller.trying else 0
-        ms = mine[pair] * (1 if controller.plan == 0 else 0.9 if pair % 2 == 0 else 1.1)
+        ms = milliseconds[pair] * (1 if controller.plan == 0 else 0.9 if pair % 2 == 0 else 1.1)
         record = controller.ended(int(1e6 * ms), controller.step)
         if record is not None:
             controller.heard([record])

@@ -46,14 +46,17 @@ def test_who_does_not_fit_is_passed_over_and_tried_later(kind: type[Controller],
     elapsed, seen, meanwhile = 0, [0, 0, 0], False
     for step in range(2400):
         plan = ranks[0].plan
-        assert [one.plan for one in ranks] == [plan] * 2, "alike on all ranks"
+        assert [controller.plan for controller in ranks] == [plan] * 2, "alike on all ranks"
         elapsed += predicted[plan]
         seen[plan] = seen[plan] or step + 1
         # each rank's clock is its own
-        told = [one.ended(predicted[plan] * (100 + rank) // 100, elapsed + rank) for rank, one in enumerate(ranks)]
+        told = [
+            controller.ended(predicted[plan] * (100 + rank) // 100, elapsed + rank)
+            for rank, controller in enumerate(ranks)
+        ]
         rows = [row for row in told if row is not None]
-        for one in ranks if rows else []:
-            one.heard(rows)
+        for controller in ranks if rows else []:
+            controller.heard(rows)
         meanwhile = meanwhile or (ranks[0].trying and ranks[0].plan == 2 and 0 in ranks[0].waits)
     assert ranks[0].trials == ranks[1].trials
     assert ranks[0].spent <= ranks[0].budget
@@ -62,10 +65,10 @@ def test_who_does_not_fit_is_passed_over_and_tried_later(kind: type[Controller],
 
 
 def test_without_a_share_nothing_is_tried() -> None:
-    one = run(lambda plan, step: (0.20, 0.14)[plan], 2, 1500, 0, share=0.0)
-    assert not one.controller.trials
-    assert not one.controller.looks
-    assert one.controller.current == 1, "as predicted"
+    ended = run(lambda plan, step: (0.20, 0.14)[plan], 2, 1500, 0, share=0.0)
+    assert not ended.controller.trials
+    assert not ended.controller.looks
+    assert ended.controller.current == 1, "as predicted"
 
 
 MINUTES = 10 * 60 * SECOND

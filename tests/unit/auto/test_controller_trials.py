@@ -70,20 +70,23 @@ def open_trial(kind: type[Controller] = Controller) -> list[Controller]:
 
 def advance(ranks: list[Controller], ms: list[int]) -> None:
     """Takes a step, under each plan of so many milliseconds."""
-    assert len({(one.plan, one.trying) for one in ranks}) == 1, "alike on all ranks"
-    told = [one.ended(1_000_000 * ms[one.plan], 200_000_000 * one.step + k) for k, one in enumerate(ranks)]
+    assert len({(rank.plan, rank.trying) for rank in ranks}) == 1, "alike on all ranks"
+    told = [rank.ended(1_000_000 * ms[rank.plan], 200_000_000 * rank.step + k) for k, rank in enumerate(ranks)]
     rows = [row for row in told if row is not None]
-    for one in ranks if rows else []:
-        one.heard(rows)
+    for controller in ranks if rows else []:
+        controller.heard(rows)
 
 
 def test_what_16_pairs_leave_open_waits_until_others_have_been_tried() -> None:
     ranks = open_trial()
-    for one in ranks:
-        assert [trial.won for trial in one.trials] == [False]
-        assert one.trials[0].words == "11 of 16 pairs for it: it is tried again, with these counted"
-        assert (one.plan, one.waits) == (2, {1: "11 of 16 pairs for it, and it is tried again after others"})
-        assert one.verified_at is None
+    for controller in ranks:
+        assert [trial.won for trial in controller.trials] == [False]
+        assert controller.trials[0].words == "11 of 16 pairs for it: it is tried again, with these counted"
+        assert (controller.plan, controller.waits) == (
+            2,
+            {1: "11 of 16 pairs for it, and it is tried again after others"},
+        )
+        assert controller.verified_at is None
 
 
 @pytest.mark.parametrize(("kind", "pairs"), [(Controller, 19), (Forgetful, 6)])
@@ -91,10 +94,13 @@ def test_it_goes_on_with_the_pairs_that_it_has(kind: type[Controller], pairs: in
     ranks = open_trial(kind)
     while ranks[0].current == 0:
         advance(ranks, [200, 180, 230])
-    for one in ranks:
-        assert [(trial.rival, trial.won, trial.count) for trial in one.trials[1:]] == [(2, False, 2), (1, True, pairs)]
-        assert not one.waits
-        assert not one.queue
+    for controller in ranks:
+        assert [(trial.rival, trial.won, trial.count) for trial in controller.trials[1:]] == [
+            (2, False, 2),
+            (1, True, pairs),
+        ]
+        assert not controller.waits
+        assert not controller.queue
     assert ranks[0].trials == ranks[1].trials
     assert kind is Forgetful or ranks[0].trials[-1].words == "14 of 19 pairs for it"
 
@@ -111,8 +117,8 @@ def test_what_stays_open_ends() -> None:
 def test_a_look_forgets_earlier_pairs() -> None:
     """The link, or the machine, is another one."""
     ranks = open_trial()
-    for one in ranks:
-        one.looked(one.predicted, [1], "the link has changed")
+    for controller in ranks:
+        controller.looked(controller.predicted, [1], "the link has changed")
     while ranks[0].current == 0:
         advance(ranks, [200, 180, 230])
     assert [trial.count for trial in ranks[0].trials] == [16, 6]

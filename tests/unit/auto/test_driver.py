@@ -30,23 +30,23 @@ def test_ranks_choose_alike_what_is_fastest_and_say_so(link: dict[str, float], t
         handle.train(120, real(link))
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert one.method_of("second") == "topk"
-    assert one.method_of("bias") == "none"
-    found = one.explain()
-    assert found.policy == other.explain().policy
-    assert found.verified_at is not None
-    assert not any(trial.won for trial in found.trials)
-    assert found.compute == pytest.approx(0.1)
-    text = str(found)
+    first, second = both(job)
+    assert first.used == second.used
+    assert first.method_of("second") == "topk"
+    assert first.method_of("bias") == "none"
+    explained = first.explain()
+    assert explained.policy == second.explain().policy
+    assert explained.verified_at is not None
+    assert not any(trial.won for trial in explained.trials)
+    assert explained.compute == pytest.approx(0.1)
+    text = str(explained)
     assert "topk; verified at step" in text
     assert "fp32" in text
     assert "topk may be used: at worst" in text
     assert "spent" in text
-    found.save(tmp_path / "auto.json")
-    assert Explanation.load(tmp_path / "auto.json") == found
-    values = one._log_values()
+    explained.save(tmp_path / "auto.json")
+    assert Explanation.load(tmp_path / "auto.json") == explained
+    values = first._log_values()
     assert values["auto/speedup"] > 1
     assert 0 < values["auto/spent_share"] < 1
     for damage in ("{}", "[", '{"schema": "grace.auto", "version": 9}'):
@@ -65,7 +65,7 @@ def test_each_decision_is_a_line_of_the_log_and_of_what_is_explained(
         return handle
 
     with caplog.at_level(logging.INFO, "grace"):
-        one, _ = both(job)
+        first, _ = both(job)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("auto, step")]
     text = "\n".join(lines)
     for wanted in (
@@ -79,11 +79,11 @@ def test_each_decision_is_a_line_of_the_log_and_of_what_is_explained(
     ):
         assert re.search(wanted, text), f"{wanted}\n{text}"
     assert len([line for line in lines if "a step takes" in line]) == 1, "rank 0 alone"
-    explained = str(one.explain())
+    explained = str(first.explain())
     for line in lines:
         words = line.removeprefix("auto, ")
         assert words in explained or ": bucket" in words or ": ended" in words or ": waits" in words
-    measured = one.explain().buckets[1].measured
+    measured = first.explain().buckets[1].measured
     assert measured is not None
     assert 0 <= measured < 0.3
 
@@ -112,12 +112,14 @@ def test_what_is_too_dear_to_try_is_passed_over_and_that_is_said(
         return handle
 
     with caplog.at_level(logging.INFO, "grace"):
-        one, other = both(job)
-    assert one.used == other.used
-    assert "qsgd:bits=4" in one.used
-    assert not {"bf16", "none"} & set(one.used[10:])
+        first, second = both(job)
+    assert first.used == second.used
+    assert "qsgd:bits=4" in first.used
+    assert not {"bf16", "none"} & set(first.used[10:])
     assert re.search(r"waits: bf16: trying it may cost \d+\.\d s, and .*; qsgd:bits=4 is tried meanwhile", caplog.text)
-    assert re.search(r"^Waits: bf16: trying it may cost \d+\.\d s, and the budget has \d\.\d", str(one.explain()), re.M)
+    assert re.search(
+        r"^Waits: bf16: trying it may cost \d+\.\d s, and the budget has \d\.\d", str(first.explain()), re.M
+    )
 
 
 def test_what_its_pairs_have_left_open_waits_for_another_trial_and_that_is_said(
@@ -142,15 +144,15 @@ def test_what_its_pairs_have_left_open_waits_for_another_trial_and_that_is_said(
         return handle, waiting
 
     with caplog.at_level(logging.INFO, "grace"):
-        (one, waiting), (other, _) = both(job)
-    assert one.used == other.used
+        (first, waiting), (second, _) = both(job)
+    assert first.used == second.used
     words = "11 of 16 pairs for it"
     assert f"Waits: bf16: {words}, and it is tried again after others; topk is tried meanwhile." in waiting
     assert f"waits: bf16: {words}, and it is tried again after others; topk is tried meanwhile" in caplog.text
     assert re.search(
         rf"step \d+: bf16 does not replace fp32: {words}: it is tried again, with these counted; ", waiting
     )
-    assert re.search(r"step \d+: bf16 replaces fp32: 14 of 19 pairs for it; ", str(one.explain()))
+    assert re.search(r"step \d+: bf16 replaces fp32: 14 of 19 pairs for it; ", str(first.explain()))
 
 
 def test_what_was_predicted_wrongly_is_left(link: dict[str, float]) -> None:
@@ -159,11 +161,11 @@ def test_what_was_predicted_wrongly_is_left(link: dict[str, float]) -> None:
         handle.train(120, lambda method, step: {"topk": 0.2, "qsgd:bits=4": 0.2}.get(method, link[method] / 1e3))
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert one.method_of("second") == "bf16"
-    assert "nothing that may be used was faster" in str(one.explain()) or "bf16; verified" in str(one.explain())
-    assert "replaces" in str(one.explain())
+    first, second = both(job)
+    assert first.used == second.used
+    assert first.method_of("second") == "bf16"
+    assert "nothing that may be used was faster" in str(first.explain()) or "bf16; verified" in str(first.explain())
+    assert "replaces" in str(first.explain())
 
 
 def test_a_link_that_needs_nothing_gets_fp32(link: dict[str, float]) -> None:
@@ -174,8 +176,8 @@ def test_a_link_that_needs_nothing_gets_fp32(link: dict[str, float]) -> None:
         handle.train(100, real(link))
         return handle
 
-    one, _ = both(job)
-    assert one.method_of("second") == "none"
+    first, _ = both(job)
+    assert first.method_of("second") == "none"
 
 
 def test_a_class_is_obeyed(link: dict[str, float]) -> None:
@@ -184,9 +186,9 @@ def test_a_class_is_obeyed(link: dict[str, float]) -> None:
         handle.train(60, real(link))
         return handle
 
-    one, _ = both(job)
-    assert set(one.used[10:]) <= {"bf16", "none"}
-    assert one.method_of("second") == "bf16"
+    first, _ = both(job)
+    assert set(first.used[10:]) <= {"bf16", "none"}
+    assert first.method_of("second") == "bf16"
 
 
 def test_what_is_kept_is_kept(link: dict[str, float]) -> None:
@@ -197,9 +199,9 @@ def test_what_is_kept_is_kept(link: dict[str, float]) -> None:
         handle.train(60, real(link))
         return handle
 
-    one, _ = both(job)
-    assert one.method_of("first") == "bf16"
-    assert one.method_of("second") == "topk"
+    first, _ = both(job)
+    assert first.method_of("first") == "bf16"
+    assert first.method_of("second") == "topk"
 
 
 def test_errors_decide_in_place_of_a_class(link: dict[str, float]) -> None:
@@ -231,16 +233,16 @@ def test_a_link_that_changes_is_answered(link: dict[str, float]) -> None:
         handle.train(150, real(fast))
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert one._driver is not None
-    assert one._driver.controller is not None
-    assert one._driver.controller.looks >= 1
-    assert one.method_of("second") == "none"
-    words = [text for _, text in one.explain().history]
+    first, second = both(job)
+    assert first.used == second.used
+    assert first._driver is not None
+    assert first._driver.controller is not None
+    assert first._driver.controller.looks >= 1
+    assert first.method_of("second") == "none"
+    words = [text for _, text in first.explain().history]
     noticed = next(k for k, text in enumerate(words) if text.startswith("steps take 14"))
     assert words[noticed + 1].startswith("measured the link again, as steps take 14")
-    assert one.explain().spent["looks"] > 0
+    assert first.explain().spent["looks"] > 0
 
 
 class OwnNumbers(driver_module.Driver):
@@ -263,8 +265,8 @@ def test_ranks_that_decide_by_their_own_numbers_are_caught(
         handle.train(200, lambda method, step: {"topk": 0.09}.get(method, link[method] / 1e3))
         return handle
 
-    found = in_threads(2, job)
-    assert all(isinstance(one, AgreementError) for one in found), found
+    errors = in_threads(2, job)
+    assert all(isinstance(error, AgreementError) for error in errors), errors
 
 
 # ---- what can go wrong ----------------------------------------------------------------------------------------------
@@ -293,8 +295,8 @@ def test_a_slow_rank_is_named(link: dict[str, float], monkeypatch: pytest.Monkey
         return handle
 
     with pytest.warns(GraceWarning, match="rank 2 takes 3.1 times as long as the median.*compression cannot mend that"):
-        one, _ = both(job)
-    assert "Rank 2 takes 3.1 times" in str(one.explain())
+        first, _ = both(job)
+    assert "Rank 2 takes 3.1 times" in str(first.explain())
 
 
 def test_a_switch_by_the_user_ends_it_and_another_begins_it(link: dict[str, float]) -> None:
@@ -310,8 +312,8 @@ def test_a_switch_by_the_user_ends_it_and_another_begins_it(link: dict[str, floa
         handle.train(60, real(link))
         return handle
 
-    one, _ = both(job)
-    assert one.method_of("second") == "topk"
+    first, _ = both(job)
+    assert first.method_of("second") == "topk"
 
 
 def test_a_fixed_method_explains_nothing() -> None:
@@ -340,8 +342,8 @@ def test_a_state_of_a_fixed_method_is_where_auto_goes_on(link: dict[str, float])
             handle.load_state_dict({"methods": 3})
         return handle
 
-    one, _ = both(job)
-    assert one.explain().verified_at is not None
+    first, _ = both(job)
+    assert first.explain().verified_at is not None
 
 
 def test_a_state_of_auto_is_where_it_goes_on_or_a_fixed_method_does(link: dict[str, float]) -> None:

@@ -120,6 +120,6 @@ def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch, mutant: object, tes
 
 
 def test_of_three_pairs_the_middle_one_counts() -> None:
-    found = trials.gain_over([(3, 1), (1, 1), (2, 1)], 0)
-    assert found is not None
-    assert found.median == 2.0
+    gain = trials.gain_over([(3, 1), (1, 1), (2, 1)], 0)
+    assert gain is not None
+    assert gain.median == 2.0

@@ -50,17 +50,20 @@ def test_it_chooses_loses_nothing_and_says_why(link: dict[str, float]) -> None:
         handover = Timed(member, link, "auto:methods=(topk)")  # 4 bits would lose what they round
         return handover, [handover.step(draw(step, rank)) for step in range(120)]
 
-    (one, means), (other, others) = both(job)
+    (rank_0, means), (rank_1, others) = both(job)
     assert all(torch.equal(x, y) for a, b in zip(means, others, strict=True) for x, y in zip(a, b, strict=True))
-    assert one.used == other.used
-    assert one.used[-1] == "topk"
-    assert "bf16" in one.used, "the better baseline is tried"
-    assert "topk; verified at step" in str(one.explain())
-    assert one.explain().compute == pytest.approx(0.1)
+    assert rank_0.used == rank_1.used
+    assert rank_0.used[-1] == "topk"
+    assert "bf16" in rank_0.used, "the better baseline is tried"
+    assert "topk; verified at step" in str(rank_0.explain())
+    assert rank_0.explain().compute == pytest.approx(0.1)
     bias, second = list(LIKE).index("bias"), list(LIKE).index("second")
     own = [[(x + y) / 2 for x, y in zip(draw(step, 0), draw(step, 1), strict=True)] for step in range(120)]
     assert all(torch.equal(mean[bias], plain[bias]) for mean, plain in zip(means, own, strict=True))
-    owed = sum((handover._session.worker.state.debts()["second"] for handover in (one, other)), torch.zeros(64, 64)) / 2
+    owed = (
+        sum((handover._session.worker.state.debts()["second"] for handover in (rank_0, rank_1)), torch.zeros(64, 64))
+        / 2
+    )
     sent = torch.stack([mean[second] for mean in means]).sum(0)
     torch.testing.assert_close(
         sent + owed, torch.stack([plain[second] for plain in own]).sum(0), rtol=1e-4, atol=0.1

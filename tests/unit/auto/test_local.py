@@ -64,15 +64,15 @@ def test_a_round_is_what_is_measured(link: dict[str, float]) -> None:
         handle.train(4 * 60)
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert "topk" in one.used[-5:]
-    found = one.explain()
-    assert {bucket.method for bucket in found.buckets if bucket.numbers > 1024} == {"topk"}
-    assert found.compute == pytest.approx(0.4), "of a window"
-    assert found.verified_at is not None
-    assert "a step here is a round: 4 local steps and their exchange" in str(found)
-    assert all(torch.equal(p, q) for p, q in zip(one.net.parameters(), other.net.parameters(), strict=True))
+    first, second = both(job)
+    assert first.used == second.used
+    assert "topk" in first.used[-5:]
+    explained = first.explain()
+    assert {bucket.method for bucket in explained.buckets if bucket.numbers > 1024} == {"topk"}
+    assert explained.compute == pytest.approx(0.4), "of a window"
+    assert explained.verified_at is not None
+    assert "a step here is a round: 4 local steps and their exchange" in str(explained)
+    assert all(torch.equal(p, q) for p, q in zip(first.net.parameters(), second.net.parameters(), strict=True))
 
 
 def test_rounds_of_other_lengths_would_mislead(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ def test_a_run_that_is_too_short_says_so(link: dict[str, float]) -> None:
         handle.detach()
         return handle
 
-    one = both(job)[0]
-    assert "the run was 4 steps too short for the model to be known" in str(one.explain())
-    assert set(one.used) == {"topk"}, "what codecs and the link said"
+    first = both(job)[0]
+    assert "the run was 4 steps too short for the model to be known" in str(first.explain())
+    assert set(first.used) == {"topk"}, "what codecs and the link said"
 
 
 def test_its_state_is_where_it_goes_on(link: dict[str, float]) -> None:
@@ -154,10 +154,10 @@ def test_its_state_is_where_it_goes_on(link: dict[str, float]) -> None:
         fixed.train(4)
         return again
 
-    one, other = both(job)
-    assert one.used[0] == one.used[-1] == "topk"
-    assert one.used == other.used
-    assert one.explain().stage == "running"
+    first, second = both(job)
+    assert first.used[0] == first.used[-1] == "topk"
+    assert first.used == second.used
+    assert first.explain().stage == "running"
 
 
 def test_bits_by_layer_follow_the_moves(link: dict[str, float]) -> None:
@@ -166,6 +166,6 @@ def test_bits_by_layer_follow_the_moves(link: dict[str, float]) -> None:
         handle.train(4 * 4)
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert "weight: 4,096 numbers, qsgd" in str(one.explain())
+    first, second = both(job)
+    assert first.used == second.used
+    assert "weight: 4,096 numbers, qsgd" in str(first.explain())

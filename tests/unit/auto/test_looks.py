@@ -44,9 +44,9 @@ def looked(monkeypatch: pytest.MonkeyPatch, times: dict[str, float], **changes: 
         known = replace(known, rates=dict.fromkeys(("none", "bf16", "topk"), rate), **changes)
         return known, looks.look(member, known, list(known.rates), first=["topk"])
 
-    found = in_threads(2, job)
-    assert found[0] == found[1], "all ranks know the same"
-    known, after = found[0]
+    results = in_threads(2, job)
+    assert results[0] == results[1], "all ranks know the same"
+    known, after = results[0]
     return known, after
 
 
@@ -55,7 +55,7 @@ def test_codecs_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     at = {name: rate.seconds(NUMBERS[1]) / known.rates[name].seconds(NUMBERS[1]) for name, rate in after.rates.items()}
     assert at == pytest.approx({"none": 1.0, "bf16": 3.0, "topk": 2.0}, rel=1e-3)
     assert Paced.ran[:2] == ["topk", "topk"], "what is used comes first, on both ranks"
-    assert {one.what: one.ns[0] for one in after.codecs}["topk"] == 2 * NUMBERS[1]
+    assert {codec.what: codec.ns[0] for codec in after.codecs}["topk"] == 2 * NUMBERS[1]
     assert after.rates["topk"].moved == known.rates["topk"].moved
 
 

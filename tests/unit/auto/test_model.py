@@ -25,13 +25,13 @@ class Steps:
     def run(self, clock: StepClock, buckets: int | None = None) -> list[bool]:
         start = self.now
         times = 1 + self.noise * self.random.random()
-        said = []
+        answers = []
         for at in self.arrivals[: buckets or len(self.arrivals)]:
             self.now = start + int(times * at)
-            said.append(clock.ready())
+            answers.append(clock.ready())
         self.now += self.exchange
         clock.exchanged()
-        return said
+        return answers
 
 
 def test_a_step_is_measured_while_its_buckets_are_held() -> None:

@@ -47,14 +47,14 @@ def problem(
     )  # fmt: skip
 
 
-def best_of_all(one: Problem) -> float:
+def best_of_all(asked: Problem) -> float:
     """The best of all combinations of methods and of all ways to fuse."""
-    count, best = len(one.ready), float("inf")
+    count, best = len(asked.ready), float("inf")
     for cuts in itertools.product((0, 1), repeat=count - 1):
         edges = [0, *(k + 1 for k, cut in enumerate(cuts) if cut), count]
         spans = list(itertools.pairwise(edges))
-        for methods in itertools.product(one.methods, repeat=len(spans)):
-            plan = one.plan([Part(i, j, method) for (i, j), method in zip(spans, methods, strict=True)])
+        for methods in itertools.product(asked.methods, repeat=len(spans)):
+            plan = asked.plan([Part(i, j, method) for (i, j), method in zip(spans, methods, strict=True)])
             assert plan is not None
             best = min(best, plan.seconds)
     return best
@@ -62,14 +62,14 @@ def best_of_all(one: Problem) -> float:
 
 @pytest.mark.parametrize("gbit", [0.1, 1.0, 10.0, 100.0, 1e6])
 def test_known_answers(gbit: float) -> None:
-    one = problem(gbit)
-    plan, best = make_plan(one), best_of_all(one)
-    base = better_baseline(one, ("none", "bf16"))
+    asked = problem(gbit)
+    plan, best = make_plan(asked), best_of_all(asked)
+    base = better_baseline(asked, ("none", "bf16"))
     assert plan.seconds <= base.seconds
     assert plan.seconds <= 1.02 * best
     if gbit == 1e6:
         assert set(plan.methods) == {"none"}
-        assert shortlist(one, ("none", "bf16"), most=1)[0].methods[0] not in ("none", "bf16"), (
+        assert shortlist(asked, ("none", "bf16"), most=1)[0].methods[0] not in ("none", "bf16"), (
             "fp32 itself is no challenger"
         )
     if gbit == 0.1:
@@ -88,16 +88,16 @@ def test_never_slower_than_the_baselines_and_near_the_best() -> None:
             )
             for k in range(2)
         }  # fmt: skip
-        one = problem(
+        asked = problem(
             10 ** rng.uniform(-1, 2.5),
             sizes,
             options,
             compute=rng.uniform(0.01, 0.5),
             cores=rng.choice((0.5, 1.0, 2.0)),
         )
-        plan = make_plan(one)
-        assert plan.seconds <= better_baseline(one, ("none", "bf16")).seconds
-        gaps.append(plan.seconds / best_of_all(one) - 1)
+        plan = make_plan(asked)
+        assert plan.seconds <= better_baseline(asked, ("none", "bf16")).seconds
+        gaps.append(plan.seconds / best_of_all(asked) - 1)
     assert max(gaps) < 0.05
     assert sum(gap < 0.005 for gap in gaps) >= 54
 
@@ -106,42 +106,42 @@ def test_fusing_by_hand() -> None:
     """Ready at 10, 14, 20; sizes 1, 1, 2; one method costs 4 + size, the other 1 + 3 size: 14, 18, 26, and nothing fused."""
     costs = {"a": lambda size: 4 + size, "b": lambda size: 1 + 3 * size}
     sizes = (1, 1, 2)
-    one = Problem(
+    asked = Problem(
         20.0, 1.0, 2.0, [0.5, 0.7, 1.0], sizes, ["a", "b"],
         lambda i, j, method: [(0.0, float(costs[method](sum(sizes[i:j]))))],
     )  # fmt: skip
-    plan = one.plan(find_lane(one))
+    plan = asked.plan(find_lane(asked))
     assert plan == Plan((Part(0, 1, "b"), Part(1, 2, "b"), Part(2, 3, "a")), 26.0)
-    assert make_plan(one).seconds == 26.0
+    assert make_plan(asked).seconds == 26.0
     assert str(plan) == "b for 2 of 3 buckets, a for 1 of 3 buckets"
 
 
 def test_small_buckets_travel_together_where_messages_are_slow() -> None:
     sizes = (1000, 1000, 1000, 1000)
-    one = Problem(
+    asked = Problem(
         0.01, 1.0, 2.0, [0.97, 0.98, 0.99, 1.0], sizes, ["none"],
         lambda i, j, method: [(0.0, 0.05 + 1e-9 * sum(sizes[i:j]))],
     )  # fmt: skip
-    plan = make_plan(one)
+    plan = make_plan(asked)
     assert len(plan.parts) == 1
     assert "4 buckets travel with a neighbour" in str(plan)
     assert not plan.uniform
 
 
 def test_what_a_method_cannot_do_is_left_alone() -> None:
-    one = problem(0.1)
-    allowed = one.phases
-    one.phases = lambda i, j, method: None if method == "topk" and j > 2 else allowed(i, j, method)
-    plan = make_plan(one)
+    asked = problem(0.1)
+    allowed = asked.phases
+    asked.phases = lambda i, j, method: None if method == "topk" and j > 2 else allowed(i, j, method)
+    plan = make_plan(asked)
     assert "topk" not in plan.methods[2:]
-    assert plan.seconds < better_baseline(one, ("none", "bf16")).seconds
+    assert plan.seconds < better_baseline(asked, ("none", "bf16")).seconds
 
 
 def test_what_is_tried_is_another_family_too() -> None:
-    found = shortlist(problem(0.1), ("none", "bf16"))
-    assert len(found) == 2
-    assert not set(found[0].methods) & set(found[1].methods)
-    assert found[0].seconds < (1 - GAIN) * better_baseline(problem(0.1), ("none", "bf16")).seconds
+    listed = shortlist(problem(0.1), ("none", "bf16"))
+    assert len(listed) == 2
+    assert not set(listed[0].methods) & set(listed[1].methods)
+    assert listed[0].seconds < (1 - GAIN) * better_baseline(problem(0.1), ("none", "bf16")).seconds
 
 
 def constant(costs: dict[str, tuple[float, ...]], kinds: dict[str, list[str]] | None = None) -> Problem:

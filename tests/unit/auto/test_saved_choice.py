@@ -34,13 +34,13 @@ def test_what_a_rank_has_no_part_of_the_others_know() -> None:
     policy = Policy([("deep", "topk"), ("wide", "bf16"), ("*", "none")])
     assert told(policy, ["deep"]) == [-1, 1]
     assert told(policy, ["wide", "small"]) == [2, -1]
-    found = parts_of(policy, BUCKETS, METHODS, {"wide": LIKE["wide"]}, lambda mine: [mine, [2, -1]])
-    assert found == [Part(0, 1, "topk"), Part(1, 2, "bf16")]
+    parts = parts_of(policy, BUCKETS, METHODS, {"wide": LIKE["wide"]}, lambda own: [own, [2, -1]])
+    assert parts == [Part(0, 1, "topk"), Part(1, 2, "bf16")]
 
 
 def test_a_method_that_was_not_measured_makes_no_plan() -> None:
     policy = Policy([("deep", "topk:ratio=0.5"), ("*", "none")])
-    assert parts_of(policy, BUCKETS, METHODS, LIKE, lambda mine: [mine]) is None
+    assert parts_of(policy, BUCKETS, METHODS, LIKE, lambda own: [own]) is None
 
 
 def test_what_is_no_state_is_refused() -> None:

@@ -58,17 +58,17 @@ def test_the_model_is_known_though_no_bucket_is_held(link: dict[str, float]) -> 
             handle.pass_through(broken=step == 3)
         return handle
 
-    one, other = both(job)
-    found = one.explain()
-    assert found.compute == pytest.approx(0.1), "without what it waited for"
-    assert [bucket.ready for bucket in found.buckets] == pytest.approx([0.5, 1.0])
-    assert one.used == other.used
-    assert one.used[-1] == "topk"
-    assert found.verified_at is not None
-    assert one.waited == 2 * 7 + 1, "in five steps, one before, one that was broken off, and one after that"
-    assert not any(bucket.fused for bucket in found.buckets)
-    assert one._driver is not None
-    assert not one._driver.waits
+    first, second = both(job)
+    explained = first.explain()
+    assert explained.compute == pytest.approx(0.1), "without what it waited for"
+    assert [bucket.ready for bucket in explained.buckets] == pytest.approx([0.5, 1.0])
+    assert first.used == second.used
+    assert first.used[-1] == "topk"
+    assert explained.verified_at is not None
+    assert first.waited == 2 * 7 + 1, "in five steps, one before, one that was broken off, and one after that"
+    assert not any(bucket.fused for bucket in explained.buckets)
+    assert first._driver is not None
+    assert not first._driver.waits
 
 
 def test_buckets_may_come_in_another_order(link: dict[str, float]) -> None:
@@ -80,12 +80,12 @@ def test_buckets_may_come_in_another_order(link: dict[str, float]) -> None:
             handle.pass_through(backwards=step % 2 == 1)
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    found = one.explain()
-    assert found.stage == "running"
-    assert [bucket.tensors for bucket in found.buckets] in ([*BUCKETS], [*BUCKETS[::-1]])
-    assert all(bucket.measured is not None for bucket in found.buckets)
+    first, second = both(job)
+    assert first.used == second.used
+    explained = first.explain()
+    assert explained.stage == "running"
+    assert [bucket.tensors for bucket in explained.buckets] in ([*BUCKETS], [*BUCKETS[::-1]])
+    assert all(bucket.measured is not None for bucket in explained.buckets)
 
 
 def test_a_policy_by_whole_shapes_is_resolved(link: dict[str, float]) -> None:
@@ -145,9 +145,9 @@ def test_methods_with_a_memory_are_left_out_where_there_is_no_room(
 
         return Owners(member, link)
 
-    one = both(job)[0]
-    assert "keeps a memory of the rows of all ranks" in one.explain().left_out["topk"]
-    assert one.method_of("second") == "qsgd:bits=4"
+    first = both(job)[0]
+    assert "keeps a memory of the rows of all ranks" in first.explain().left_out["topk"]
+    assert first.method_of("second") == "qsgd:bits=4"
 
 
 def test_what_exchanges_alike_is_tried_once() -> None:

@@ -108,15 +108,15 @@ def test_words() -> None:
 # ---- the bound ------------------------------------------------------------------------------------------------------
 def signs_of(kind: type[Trial], sizes: list[float]) -> list[list[tuple[int, int]]]:
     """Odds on both after each pair, for each way in which differences of these sizes may have come out."""
-    found = []
+    odds_seen = []
     for signs in itertools.product((1, -1), repeat=len(sizes)):
         trial, odds = kind(0, 1, "to see"), []
         for sign, size in zip(signs, sizes, strict=True):
-            mine, theirs = (STEP, round(STEP / (1 + size)))[::sign]
-            trial.add(mine, theirs, NEEDED)
+            ours, theirs = (STEP, round(STEP / (1 + size)))[::sign]
+            trial.add(ours, theirs, NEEDED)
             odds.append((trial.gain, trial.loss))
-        found.append(odds)
-    return found
+        odds_seen.append(odds)
+    return odds_seen
 
 
 def fair(kind: type[Trial]) -> bool:

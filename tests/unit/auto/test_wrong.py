@@ -48,10 +48,10 @@ def test_a_step_too_short_to_measure(link: dict[str, float], monkeypatch: pytest
         handle.train(80, real(link))
         return handle
 
-    one, _ = both(job)
-    assert not one.explain().trials
-    assert "which is too short to be compared" in str(one.explain())
-    assert one.method_of("second") in ("none", "bf16")
+    first, _ = both(job)
+    assert not first.explain().trials
+    assert "which is too short to be compared" in str(first.explain())
+    assert first.method_of("second") in ("none", "bf16")
 
 
 def test_a_link_that_fails_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +61,9 @@ def test_a_link_that_fails_while_it_is_measured(monkeypatch: pytest.MonkeyPatch)
         )
         return Handle(member, AUTO)
 
-    for found in in_threads(2, job):
-        assert isinstance(found, TransportError), found
-        assert "while auto measured the link and the codecs: a worker died" in str(found)
+    for error in in_threads(2, job):
+        assert isinstance(error, TransportError), error
+        assert "while auto measured the link and the codecs: a worker died" in str(error)
 
 
 def unsure(monkeypatch: pytest.MonkeyPatch, link: dict[str, float]) -> None:
@@ -88,12 +88,12 @@ def test_a_link_that_was_hardly_measured_is_looked_at_soon(
         handle.train(120, real(link))
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert one.used[30] in ("bf16", "none")
-    assert one.method_of("second") == "topk"
+    first, second = both(job)
+    assert first.used == second.used
+    assert first.used[30] in ("bf16", "none")
+    assert first.method_of("second") == "topk"
     looked = [
-        step for step, text in one.explain().history if "as the link is known only so far: AllGather to 4," in text
+        step for step, text in first.explain().history if "as the link is known only so far: AllGather to 4," in text
     ]
     assert looked
     assert looked[0] <= 40
@@ -110,10 +110,10 @@ def test_a_look_that_confirms_a_plan_does_not_spare_it_its_trial(
         handle.train(70, real(link))
         return handle
 
-    one, other = both(job)
-    assert one.used == other.used
-    assert one.method_of("second") == "topk"
-    assert one.explain().verified_at is not None
+    first, second = both(job)
+    assert first.used == second.used
+    assert first.method_of("second") == "topk"
+    assert first.explain().verified_at is not None
 
 
 def test_a_look_that_fails_ends_the_job_on_all_ranks(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,10 @@ def test_a_class_that_leaves_nothing(link: dict[str, float], monkeypatch: pytest
         handle.train(40, real(link))
         return handle
 
-    one, _ = both(job)
-    assert one.method_of("second") == "bf16"
-    assert one.explain().left_out["topk"] == why
-    assert why in str(one.explain())
+    first, _ = both(job)
+    assert first.method_of("second") == "bf16"
+    assert first.explain().left_out["topk"] == why
+    assert why in str(first.explain())
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ def test_a_state_among_others_is_refused_on_all_ranks_and_nothing_has_changed(li
         handle.train(40, real(link))
         return handle
 
-    one, _ = both(job)
-    assert one.method_of("second") == "topk"
+    first, _ = both(job)
+    assert first.method_of("second") == "topk"
 
 
 @pytest.mark.parametrize("where", ["2 workers over mpi, 2 cores each", "2 workers over threads, 1 cores each"])
@@ -197,10 +197,10 @@ def test_a_state_from_elsewhere_gives_its_methods_and_no_numbers(where: str, lin
         assert controller(handle).spent < 2 * 6 * MS * 40, "what this attach has measured, and no more"
         return handle
 
-    one, _ = both(job)
-    words = [text for _, text in one.explain().history]
+    first, _ = both(job)
+    words = [text for _, text in first.explain().history]
     assert any(
-        f"a state that was saved among {where}; here are 2 workers over threads, 2 cores each" in one for one in words
+        f"a state that was saved among {where}; here are 2 workers over threads, 2 cores each" in text for text in words
     )
 
 
@@ -216,6 +216,6 @@ def test_a_policy_that_follows_the_step_takes_a_state_of_auto_over_at_once(link:
         handle.train(3, real(link))
         return handle
 
-    one, _ = both(job)
-    assert set(one.used) == {"qsgd:bits=4"}
-    assert not one._session.worker.state.debts()
+    first, _ = both(job)
+    assert set(first.used) == {"qsgd:bits=4"}
+    assert not first._session.worker.state.debts()

@@ -44,9 +44,9 @@ def test_explain_knows_every_method(name):
 
 
 def test_explain_as_json():
-    found = json.loads(call("explain", "topk:ratio=0.02", "--json").stdout)
-    assert found["method"] == "topk:ratio=0.02"
-    assert "Wire" in found["sections"]
+    document = json.loads(call("explain", "topk:ratio=0.02", "--json").stdout)
+    assert document["method"] == "topk:ratio=0.02"
+    assert "Wire" in document["sections"]
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ finally:
 @pytest.mark.parametrize(("missing", "command"), [("typer", "doctor"), ("rich", "list")])
 def test_without_its_extra_the_command_says_what_to_install(missing, command, tmp_path):
     (tmp_path / "script.py").write_text(WITHOUT.format(missing))
-    ((status, said),) = fork(tmp_path / "script.py", command, workers=1)
+    ((status, output),) = fork(tmp_path / "script.py", command, workers=1)
     assert status == 1
-    assert "pip install 'grace-dl[cli]'" in said
-    assert "Traceback" not in said
+    assert "pip install 'grace-dl[cli]'" in output
+    assert "Traceback" not in output
 
 
 def test_compare_says_that_vl_convert_is_missing_before_it_trains(monkeypatch, tmp_path):
@@ -245,11 +245,11 @@ def test_ctrl_c_is_status_130(monkeypatch, capsys):
 def test_what_trains_has_the_same_options():
     tree = catalog.read()["command"]["commands"]
     commands = {"train": tree["train"], "compare": tree["compare"], "bench": tree["bench"]["commands"]["train"]}
-    found = {name: {one["names"][0]: one for one in command["params"]} for name, command in commands.items()}
-    assert set(found["bench"]) - set(found["train"]) == {"--baselines"}
-    for option in found["train"]:
-        assert found["compare"][option] | {"required": True} == found["train"][option] | {"required": True}
-        assert found["bench"][option] | {"required": True} == found["train"][option] | {"required": True}
+    options = {name: {param["names"][0]: param for param in command["params"]} for name, command in commands.items()}
+    assert set(options["bench"]) - set(options["train"]) == {"--baselines"}
+    for option in options["train"]:
+        assert options["compare"][option] | {"required": True} == options["train"][option] | {"required": True}
+        assert options["bench"][option] | {"required": True} == options["train"][option] | {"required": True}
 
 
 @pytest.mark.parametrize(

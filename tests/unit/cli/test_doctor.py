@@ -26,9 +26,9 @@ def test_the_choice_of_a_transport_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("GRACE_TRANSPORT", "gloo")
     assert "grace.transport() gives gloo here: GRACE_TRANSPORT asks for it" in shown(doctor.examine())
     monkeypatch.setenv("GRACE_TRANSPORT", "tcp")
-    found = doctor.examine()
-    assert found["transports"]["chosen"] is None
-    assert any("GRACE_TRANSPORT='tcp'; legal:" in text for text in found["errors"])
+    report = doctor.examine()
+    assert report["transports"]["chosen"] is None
+    assert any("GRACE_TRANSPORT='tcp'; legal:" in text for text in report["errors"])
 
 
 def test_whether_workers_can_share_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,33 +44,33 @@ def test_whether_workers_can_share_memory_is_told(monkeypatch: pytest.MonkeyPatc
 def test_where_workers_share_no_memory_but_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.delattr(os, "pidfd_open", raising=False)
-    said = shown(doctor.examine())
-    assert "shared memory inside a machine: no, this system has no memfd_create and pidfd_open, as Linux has" in said
+    text = shown(doctor.examine())
+    assert "shared memory inside a machine: no, this system has no memfd_create and pidfd_open, as Linux has" in text
 
 
-def shown(found: dict[str, object]) -> str:
+def shown(report: dict[str, object]) -> str:
     console = Console(width=300)
     with console.capture() as capture:
-        console.print(doctor.table(found))
+        console.print(doctor.table(report))
     return capture.get()
 
 
 def test_it_tells_what_is_active() -> None:
     ran = CliRunner().invoke(app, ["doctor", "--json"])
     assert ran.exit_code == 0, ran.output
-    found = json.loads(ran.stdout)
-    assert (found["schema"], found["version"]) == ("grace.doctor", 1)
-    assert found["versions"]["grace"] == grace.__version__
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["kernels"]["active"] == backends.active()[0]
-    assert found["kernels"]["available"] == backends.available()
-    assert found["threads"]["torch"] == torch.get_num_threads()
-    assert found["threads"]["cores"] >= 1
-    assert found["transports"]["gloo"] is True
-    assert found["transports"]["chosen"]["name"] == "alone"
-    mpi = found["transports"]["mpi4py"]
+    report = json.loads(ran.stdout)
+    assert (report["schema"], report["version"]) == ("grace.doctor", 1)
+    assert report["versions"]["grace"] == grace.__version__
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["kernels"]["active"] == backends.active()[0]
+    assert report["kernels"]["available"] == backends.available()
+    assert report["threads"]["torch"] == torch.get_num_threads()
+    assert report["threads"]["cores"] >= 1
+    assert report["transports"]["gloo"] is True
+    assert report["transports"]["chosen"]["name"] == "alone"
+    mpi = report["transports"]["mpi4py"]
     assert (mpi["library"] is None) == (mpi["problem"] is not None)
-    text = shown(found)
+    text = shown(report)
     for expected in (backends.active()[0], backends.active()[1], torch.__version__, native.library(), "gloo"):
         assert expected in text
 
@@ -81,7 +81,7 @@ def test_extras_are_those_of_the_installed_package(monkeypatch: pytest.MonkeyPat
               'no-such-package>=2; python_version < "3.10" and extra == "cli"']  # fmt: skip
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
     extras = doctor.examine()["extras"]
-    assert [(one["extra"], one["package"], bool(one["version"])) for one in extras] == [
+    assert [(extra["extra"], extra["package"], bool(extra["version"])) for extra in extras] == [
         ("cli", "rich", True), ("zstd", "no-such-package", False),
     ]  # fmt: skip
     text = shown(doctor.examine())
@@ -98,22 +98,22 @@ def test_what_cannot_be_had_is_an_error(asked: str, told: str, monkeypatch: pyte
     ran = CliRunner().invoke(app, ["doctor"])
     assert ran.exit_code == 1
     assert told in ran.stdout
-    found = doctor.examine()
-    assert found["kernels"]["active"] is None
-    assert found["kernels"]["asked"] == asked
+    report = doctor.examine()
+    assert report["kernels"]["active"] is None
+    assert report["kernels"]["asked"] == asked
 
 
 def test_the_torch_kernels_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_loaded", "the native library was not built")
-    found = doctor.examine()
-    told = {key: found["kernels"][key] for key in ("active", "why", "asked", "available", "library")}
+    report = doctor.examine()
+    told = {key: report["kernels"][key] for key in ("active", "why", "asked", "available", "library")}
     assert told == {
         "active": "reference", "why": "the native library was not built", "asked": None, "available": ["reference"],
         "library": "the native library was not built",
     }  # fmt: skip
-    assert any("slower: the native library was not built" in text for text in found["warnings"])
-    assert found["errors"] == [], "nothing was asked for"
-    assert "slower" in shown(found)
+    assert any("slower: the native library was not built" in text for text in report["warnings"])
+    assert report["errors"] == [], "nothing was asked for"
+    assert "slower" in shown(report)
 
 
 def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,10 @@ def test_a_package_that_is_there_but_broken(tmp_path, monkeypatch: pytest.Monkey
 
 def test_one_queue_for_all_streams_of_a_gpu_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    found = doctor.examine()
-    kernels = {**found["kernels"], "cuda": {**found["kernels"]["cuda"], "devices": ["a GPU"], "triton_problem": None}}
-    given = found["threads"], found["transports"]
-    assert not any("one queue" in text for text in found["warnings"])
+    report = doctor.examine()
+    kernels = {**report["kernels"], "cuda": {**report["kernels"]["cuda"], "devices": ["a GPU"], "triton_problem": None}}
+    given = report["threads"], report["transports"]
+    assert not any("one queue" in text for text in report["warnings"])
     assert any("one queue" in text for text in doctor._warnings(kernels, *given))
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     assert not any("one queue" in text for text in doctor._warnings(kernels, *given))

@@ -10,8 +10,8 @@ from grace.errors import ConfigurationError
 
 
 def test_sections_of_a_docstring():
-    found = sections_of("One line.\n\nAn equation.\n\nArgs:\n    a: first\n        more.\nBias:\n    none.")
-    assert found == {"": "One line.\n\nAn equation.", "Args": "a: first\n    more.", "Bias": "none."}
+    sections = sections_of("One line.\n\nAn equation.\n\nArgs:\n    a: first\n        more.\nBias:\n    none.")
+    assert sections == {"": "One line.\n\nAn equation.", "Args": "a: first\n    more.", "Bias": "none."}
 
 
 def test_none_moves_what_a_ring_all_reduce_moves():
@@ -21,10 +21,10 @@ def test_none_moves_what_a_ring_all_reduce_moves():
     assert line["relative_to_bf16"] == 2
 
 
-@pytest.mark.parametrize(("method", "world", "said"), [("topk:ratio=0.5", 2, False), ("topk:ratio=0.5", 8, True)])
-def test_more_than_dense_is_said(method, world, said):
+@pytest.mark.parametrize(("method", "world", "warned"), [("topk:ratio=0.5", 2, False), ("topk:ratio=0.5", 8, True)])
+def test_more_than_dense_is_said(method, world, warned):
     line = traffic_row(grace.method(method), (1024, 1024), world)
-    assert any("fp32" in warning for warning in warnings_of([line])) == said
+    assert any("fp32" in warning for warning in warnings_of([line])) == warned
 
 
 def test_traffic_that_depends_on_the_data_is_not_invented():
@@ -50,11 +50,11 @@ def test_what_auto_chose_is_shown_from_a_file(tmp_path, capsys):
     from grace.cli.explain import explain
     from grace.errors import ConfigurationError, InputError
 
-    found = Explanation(
+    explained = Explanation(
         "auto", 2, "gloo", 1.0, "measuring", 3, None, (), (), None, None, (), (), None, None, {}, 5.0, {}, {}
     )
-    assert "auto, 4 workers, 2 replicas of 2 shards, over gloo" in str(replace(found, workers=4, replicas=2))
-    found.save(tmp_path / "auto.json")
+    assert "auto, 4 workers, 2 replicas of 2 shards, over gloo" in str(replace(explained, workers=4, replicas=2))
+    explained.save(tmp_path / "auto.json")
     explain(None, run=tmp_path / "auto.json")
     assert "auto, 2 workers over gloo: measuring" in capsys.readouterr().out
     explain(None, run=tmp_path / "auto.json", as_json=True)

@@ -48,8 +48,8 @@ class NonZeros(Compressor):
         return torch.stack([torch.nn.functional.pad(wire, (0, width - wire.numel())) for wire in wires])
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        for one, row in zip(wire, out, strict=True):
-            pairs = one.contiguous().view(torch.float32).view(-1, 2)
+        for message, row in zip(wire, out, strict=True):
+            pairs = message.contiguous().view(torch.float32).view(-1, 2)
             row.index_add_(0, pairs[:, 0].long(), pairs[:, 1] * scale)
 
     def facts(self, n: int) -> Facts:
@@ -189,17 +189,17 @@ def test_a_peer_that_lies_about_its_width():
     """Rank 1 announces fewer bytes than its wire has: the wire is refused, not read beyond its end."""
     method = Allgather(grace.Threshold(v=0.5))
     run = method.exchange(torch.arange(9.0), None, Peer(0, 2))
-    mine = next(run).buf
-    op = run.send(torch.stack([mine, torch.tensor([7])]))
+    own = next(run).buf
+    op = run.send(torch.stack([own, torch.tensor([7])]))
     with pytest.raises(PayloadError, match=r"'(count|values|indices)'|bytes"):
         run.send(answers([op, op])[0])
 
 
 def test_a_width_of_ones_own_that_comes_back_changed_is_refused():
     run = Allgather(grace.Threshold(v=0.5)).exchange(torch.arange(9.0), None, Peer(0, 2))
-    mine = next(run).buf
+    own = next(run).buf
     with pytest.raises(PayloadError, match="'width' of rank 0, this one"):
-        run.send(torch.stack([mine - 1, mine]))
+        run.send(torch.stack([own - 1, own]))
 
 
 @pytest.mark.parametrize("communicator", [Allgather, Broadcasts])

@@ -115,8 +115,8 @@ def test_a_non_finite_gradient_changes_nothing(communicator: str) -> None:
     sim, other = (Simulator(grace.Policy([("*", spec)]), 3) for _ in range(2))
     good = [{"x": [rand(14, seed=10 * t + r) for r in range(3)]} for t in range(2)]
     bad = {"x": [torch.full((14,), math.nan), *good[0]["x"][1:]]}
-    for one in (sim, other):
-        one.step(good[0])
+    for simulator in (sim, other):
+        simulator.step(good[0])
     assert bool(sim.step(bad)["x"].isnan().all())
     other.step(good[0] | {"x": [torch.full((14,), math.inf)] * 3})
     assert torch.equal(sim.step(good[1])["x"], other.step(good[1])["x"])

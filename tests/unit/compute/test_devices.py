@@ -19,21 +19,21 @@ from grace.errors import KernelsWarning
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A CUDA device of the imagination; Triton works there."""
-    one = types.SimpleNamespace(name="Imagined", major=9, minor=0, total_memory=80 * 10**9, adds_up=lambda _: True)
+    imagined = types.SimpleNamespace(name="Imagined", major=9, minor=0, total_memory=80 * 10**9, adds_up=lambda _: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (one.major, one.minor))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: one)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (imagined.major, imagined.minor))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: imagined)
     module = types.ModuleType("grace.compute.triton")
-    module.triton_adds_up = lambda place: one.adds_up(place)  # type: ignore[attr-defined]
+    module.triton_adds_up = lambda place: imagined.adds_up(place)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "grace.compute.triton", module)
     monkeypatch.setattr(backends, "current", backends.UNDECIDED)
     monkeypatch.setenv(backends.VARIABLE, "triton")
     monkeypatch.delenv(backends.INTERPRETER, raising=False)
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object())
     devices.find_triton_problem.cache_clear()
-    yield one
+    yield imagined
     devices.find_triton_problem.cache_clear()
 
 
@@ -145,7 +145,7 @@ def test_without_a_device_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):
 
 def shown() -> str:
     kernels = doctor._kernels([])
-    found = {
+    report = {
         "versions": {"grace": "1", "python": "3", "torch": "2", "numpy": "2", "system": "here"},
         "kernels": kernels, "threads": {"torch": 1, "cores": 1, "local_workers": 1}, "extras": [], "errors": [],
         "transports": {
@@ -153,20 +153,20 @@ def shown() -> str:
             "mpi4py": {"library": None, "threads": None, "problem": "none"},
         },
     }  # fmt: skip
-    found["warnings"] = doctor._warnings(kernels, found["threads"], found["transports"])
+    report["warnings"] = doctor._warnings(kernels, report["threads"], report["transports"])
     from rich.console import Console
 
     console = Console(width=300)
     with console.capture() as capture:
-        console.print(doctor.table(found))
+        console.print(doctor.table(report))
     return capture.get()
 
 
-@pytest.mark.parametrize(("asked", "said"), [(None, "in use for CUDA tensors"), ("reference", "not in use")])
+@pytest.mark.parametrize(("asked", "message"), [(None, "in use for CUDA tensors"), ("reference", "not in use")])
 def test_what_triton_is_used_for_is_told(
-    device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, asked: str | None, said: str
+    device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, asked: str | None, message: str
 ):
     monkeypatch.setattr(doctor, "_version", lambda package: "3.6.0")
     if asked is not None:
         monkeypatch.setenv(backends.VARIABLE, asked)
-    assert f"triton 3.6.0, {said};" in shown()
+    assert f"triton 3.6.0, {message};" in shown()

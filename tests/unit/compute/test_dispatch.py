@@ -157,7 +157,7 @@ def test_what_a_module_only_imports_is_not_its_own(family: Path, monkeypatch: py
 
 
 def test_every_operation_has_a_reference_and_every_implementation_its_signature() -> None:
-    found = 0
+    count = 0
     names = [
         package.name for package in pkgutil.iter_modules(grace.kernels.__path__, "grace.kernels.") if package.ispkg
     ]
@@ -171,8 +171,8 @@ def test_every_operation_has_a_reference_and_every_implementation_its_signature(
                 implementation = dispatch._find(signature, module)
                 if implementation is not None:
                     assert parameters(implementation) == parameters(signature), (signature, module)
-                    found += 1
-    assert found > 0
+                    count += 1
+    assert count > 0
 
 
 def parameters(function: object) -> list[tuple[str, object, object]]:

@@ -90,9 +90,9 @@ def test_a_file_that_is_no_library_is_told(undecided: pytest.MonkeyPatch, tmp_pa
     (tmp_path / native._NAMES[0]).write_text("this is text")
     undecided.setattr(native.resources, "files", lambda package: tmp_path)
     undecided.setattr(native, "Path", lambda file: tmp_path / "kernels" / "native.py")
-    found = native._load()
-    assert isinstance(found, str)
-    assert "cannot be loaded" in found
+    problem = native._load()
+    assert isinstance(problem, str)
+    assert "cannot be loaded" in problem
 
 
 # ---- threads and processes ------------------------------------------------------------------------------------------

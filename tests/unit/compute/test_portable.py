@@ -88,7 +88,7 @@ def test_square_roots():
     some = torch.cat((random, 1 - random * 1e-13, 1 + random * 1e-13, whole, whole + 1, whole - 1)).clamp_min(0.0)
     for scale in (1.0, 2.0, 1e-90, 1e80):
         x = torch.cat((some * scale, torch.tensor([0.0, math.inf, scale], dtype=torch.float64)))
-        expected = torch.tensor([math.sqrt(one) for one in x.tolist()], dtype=torch.float64)
+        expected = torch.tensor([math.sqrt(number) for number in x.tolist()], dtype=torch.float64)
         assert torch.equal(square_root(x), expected)
     assert bool(square_root(torch.tensor([-1.0, math.nan], dtype=torch.float64)).isnan().all())
 

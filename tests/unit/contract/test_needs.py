@@ -39,10 +39,10 @@ WORKERS, SHAPE = 2, (32, 32)
     ],
 )
 def test_needs_follow_from_the_layers(spec: str, needs: Needs) -> None:
-    found = grace.method(spec).needs
-    assert (found.momentum, found.lr_scale, found.max_lr) == (needs.momentum, needs.lr_scale, needs.max_lr)
-    assert bool(found) == bool(needs)
-    assert set(found.why.split("; ")) == set(needs.why.split("; "))
+    declared = grace.method(spec).needs
+    assert (declared.momentum, declared.lr_scale, declared.max_lr) == (needs.momentum, needs.lr_scale, needs.max_lr)
+    assert bool(declared) == bool(needs)
+    assert set(declared.why.split("; ")) == set(needs.why.split("; "))
 
 
 def test_a_vote_of_ones_own_needs_what_votes_need() -> None:
@@ -64,8 +64,8 @@ def weights() -> list[nn.Parameter]:
 
 
 def test_what_is_read_of_optimizers() -> None:
-    one, two = weights()
-    groups = [{"params": [one], "lr": 0.5}, {"params": [two], "momentum": 0.3}]
+    first, second = weights()
+    groups = [{"params": [first], "lr": 0.5}, {"params": [second], "momentum": 0.3}]
     assert read_settings(torch.optim.SGD(groups, lr=0.1)) == Settings(momentum=0.3, lr=0.5)
     assert read_settings(torch.optim.Adam(weights(), lr=0.1)) == Settings(beta1=0.9)
     assert read_settings(torch.optim.RMSprop(weights(), lr=0.1, momentum=0.9)) == Settings(momentum=0.9)
@@ -98,9 +98,9 @@ def test_a_learning_rate_that_a_schedule_has_lowered_counts_at_its_peak() -> Non
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_set(spec: str, settings: Settings, faults: list[str]) -> None:
-    found = find_faults(grace.method(spec).needs, settings)
-    assert len(found) == len(faults)
-    assert all(text.startswith(start) for text, start in zip(found, faults, strict=True))
+    faults_found = find_faults(grace.method(spec).needs, settings)
+    assert len(faults_found) == len(faults)
+    assert all(text.startswith(start) for text, start in zip(faults_found, faults, strict=True))
 
 
 def test_only_methods_in_use_are_warned_of() -> None:
@@ -108,19 +108,19 @@ def test_only_methods_in_use_are_warned_of() -> None:
     check_optimizer(policy, {"body": torch.empty(9, 9)}, None)
     with pytest.warns(
         grace.OptimizerWarning, match=r"^dgc needs of the optimizer: momentum 0, SGD, because .*; give optimizer="
-    ) as found:
+    ) as caught:
         check_optimizer(policy, {"body": torch.empty(9, 9), "head": torch.empty(9, 9)}, None)
-    assert found[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 def test_small_tensors_beside_a_method_are_not_warned_of_again() -> None:
     tensors = {"bias": torch.empty(9), "body": torch.empty(64, 64)}
-    with pytest.warns(grace.OptimizerWarning, match=r"^dgc:momentum=0.8 needs of the optimizer: momentum 0") as found:
+    with pytest.warns(grace.OptimizerWarning, match=r"^dgc:momentum=0.8 needs of the optimizer: momentum 0") as caught:
         check_optimizer(Policy.of("dgc:momentum=0.8"), tensors, Settings(0.9, 0.1))
-    assert len(found) == 1
-    with pytest.warns(grace.OptimizerWarning, match=r"^none:memory=dgc needs of the optimizer: momentum 0") as found:
+    assert len(caught) == 1
+    with pytest.warns(grace.OptimizerWarning, match=r"^none:memory=dgc needs of the optimizer: momentum 0") as caught:
         check_optimizer(Policy.of("dgc"), {"bias": torch.empty(9)}, Settings(0.9, 0.1))  # nothing else is there
-    assert len(found) == 1
+    assert len(caught) == 1
 
 
 # ---- that what is declared is true ----------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def loss(spec: str, lr: float, momentum: float) -> float:
     y = (x @ torch.randn(64, 10)).argmax(dim=1)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     simulator, named = Simulator(spec, WORKERS), dict(net.named_parameters())
-    found = math.inf
+    last = math.inf
     for _ in range(60):
         parts = [
             nn.functional.cross_entropy(net(a), b) for a, b in zip(x.chunk(WORKERS), y.chunk(WORKERS), strict=True)
@@ -176,8 +176,8 @@ def loss(spec: str, lr: float, momentum: float) -> float:
         ).items():
             named[name].grad = mean
         optimizer.step()
-        found = float(sum(part.detach() for part in parts)) / WORKERS
-    return found
+        last = float(sum(part.detach() for part in parts)) / WORKERS
+    return last
 
 
 @pytest.mark.parametrize("spec", ["signsgd", "signum"])

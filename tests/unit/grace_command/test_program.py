@@ -93,10 +93,10 @@ def test_it_answers_as_the_whole_command_line(child: dict[str, list[str]], argum
 
 @pytest.mark.parametrize("at", range(len(COMPLETIONS)))
 def test_it_completes(child: dict[str, list[str]], at: int) -> None:
-    words, found, index = COMPLETIONS[at]
-    assert child["done"][len(QUICK) + at].split() == [found]
+    words, completed, index = COMPLETIONS[at]
+    assert child["done"][len(QUICK) + at].split() == [completed]
     whole = CliRunner().invoke(app, [], prog_name="grace", env=completion(words, index))
-    assert whole.stdout.split() == [found]
+    assert whole.stdout.split() == [completed]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
 def kernels() -> dict[str, Any]:
     """The kernels that can be launched, by where they are: those that take a place in a grid, and no other kernel calls."""
-    found, called = {}, set[int]()
+    by_name, called = {}, set[int]()
     for package in ("grace.kernels", "grace.random"):
         modules = [f"{package}.triton"]
         if package == "grace.kernels":
@@ -51,10 +51,10 @@ def kernels() -> dict[str, Any]:
             for key, value in vars(module).items():
                 if isinstance(value, triton.JITFunction) and value.module == name:
                     if "tl.program_id" in value.src or "programs" in value.arg_names:
-                        found[f"{place}.{key}"] = value
+                        by_name[f"{place}.{key}"] = value
                     names = re.findall(r"\b\w+(?=\()", value.src.partition("(")[2])
                     called |= {id(value.fn.__globals__.get(name)) for name in names}
-    return {name: kernel for name, kernel in found.items() if id(kernel) not in called}
+    return {name: kernel for name, kernel in by_name.items() if id(kernel) not in called}
 
 
 def compiled(
@@ -92,14 +92,14 @@ def assemble_what_may_be_lost() -> None:
 
 def faults(code: Any) -> list[str]:
     """Faults of a compiled kernel: what it must not have."""
-    found = re.findall(FORBIDDEN, code.asm["ptx"])
+    matches = re.findall(FORBIDDEN, code.asm["ptx"])
     if "16x2" in code.asm["ptx"]:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(code.asm["cubin"])
             file.flush()
             text = subprocess.run([DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True).stdout
-        found += re.findall(LOST, text)
-    return sorted(set(found))
+        matches += re.findall(LOST, text)
+    return sorted(set(matches))
 
 
 def opaque(kernel: Any) -> set[str]:

@@ -133,7 +133,7 @@ def _plain(way: Way, words: Iterable[str]) -> Way:
 
 def _pairs(way: Way) -> set[tuple[str, str]]:
     each = [f"{name}: {value!r}" for name, value in way]
-    return {(one, other) for i, one in enumerate(each) for other in each[i:]}
+    return {(first, second) for i, first in enumerate(each) for second in each[i:]}
 
 
 def _pairs_of(kernel: str, known: Known) -> set[tuple[str, str]]:
@@ -161,10 +161,10 @@ def derive(records: Iterable[tuple[str, Launch]]) -> Known:
     """Contents of the file, from (test, launch)."""
     records = sorted(set(records), key=lambda record: (len(record[0]), repr(record)))  # short names before long ones
     words = frozenset(name for _, launch in records for name, value in launch.way if value == WORD)
-    found: dict[str, dict[Way, str]] = {}
+    ways_of: dict[str, dict[Way, str]] = {}
     for test, launch in records:
-        found.setdefault(launch.kernel, {}).setdefault(_plain(launch.way, words), test)
-    return Known(words, {kernel: [(way, ways[way]) for way in cover(ways)] for kernel, ways in sorted(found.items())})
+        ways_of.setdefault(launch.kernel, {}).setdefault(_plain(launch.way, words), test)
+    return Known(words, {kernel: [(way, ways[way]) for way in cover(ways)] for kernel, ways in sorted(ways_of.items())})
 
 
 @cache

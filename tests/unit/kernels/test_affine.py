@@ -46,7 +46,7 @@ def test_ends_of_blocks_agree() -> None:
     for codec in (MinMax(block=4), MinMax(block=8, nearest=True), MinMax(bits=8, block=2), MinMax(bits=2, block=8)):
         with backends.using("reference"):
             want = check.results(codec, rows, torch.zeros_like(rows))
-        assert all(bool(one.isfinite().all()) for one in want)
+        assert all(bool(tensor.isfinite().all()) for tensor in want)
         for target in check.TARGETS:
             with backends.using(target):
                 for a, b in zip(want, check.results(codec, rows, torch.zeros_like(rows)), strict=True):

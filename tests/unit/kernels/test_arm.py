@@ -18,8 +18,8 @@ COMPILER, EMULATOR, LIBRARIES = (
 
 def differing(ours: str, theirs: str) -> list[str]:
     """The kernels and sizes whose digests are not the same, or that only one of them has."""
-    one, other = (dict(line.rsplit(": ", 1) for line in text.splitlines()) for text in (ours, theirs))
-    return sorted(case for case in {*one, *other} if one.get(case) != other.get(case))
+    first, second = (dict(line.rsplit(": ", 1) for line in text.splitlines()) for text in (ours, theirs))
+    return sorted(case for case in {*first, *second} if first.get(case) != second.get(case))
 
 
 def test_a_kernel_that_differs_is_named() -> None:

@@ -94,10 +94,10 @@ def calls() -> Iterator[Call]:
             sparse.sum_topk, {"k": K, "code": "raw", "narrow": False},
         ),
     ]  # fmt: skip
-    for encode, knobs, decode, said in pairs:
+    for encode, knobs, decode, decoding in pairs:
         yield encode, {"rows": row(), **knobs, **lent}
         wire, _ = encode(**{"rows": row(), **knobs, "memory": None, "rest": None})
-        yield decode, {"out": row(), "received": [wire, wire], **said, "weight": 0.5}
+        yield decode, {"out": row(), "received": [wire, wire], **decoding, "weight": 0.5}
 
     index = torch.arange(K, dtype=torch.int32)[None]
     yield sparse.encode_pairs, {"index": index, "sent": row(K), "n": N, "code": "raw", "narrow": False}

@@ -90,11 +90,11 @@ def test_round_trip(code: str, n: int, k: int) -> None:
     if not varies(code):
         assert packed.shape[1] == size(n, k, code)
         assert torch.equal(decode(packed, n, k, code), lists)
-    one = encode(lists[:1], n, code)
-    assert torch.equal(decode(one, n, k, code), lists[:1])
-    index, used = take(torch.cat([one, torch.full((1, 9), 255, dtype=torch.uint8)], 1), n, k, code)
+    single = encode(lists[:1], n, code)
+    assert torch.equal(decode(single, n, k, code), lists[:1])
+    index, used = take(torch.cat([single, torch.full((1, 9), 255, dtype=torch.uint8)], 1), n, k, code)
     assert torch.equal(index, lists[:1])
-    assert used == one.shape[1]
+    assert used == single.shape[1]
 
 
 @pytest.mark.parametrize("code", CODES)

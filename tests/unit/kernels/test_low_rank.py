@@ -65,17 +65,17 @@ def test_projections_of_nothing(m: int, l: int) -> None:
 
 @pytest.mark.parametrize(("m", "l", "r"), SIZES)
 def test_what_a_product_says_and_what_it_does_not(m: int, l: int, r: int) -> None:
-    x, p, mine, q = rand(m, l, seed=1), rand(r, m, seed=2), rand(r, l, seed=3), rand(r, l, seed=4)
+    x, p, left_factor, q = rand(m, l, seed=1), rand(r, m, seed=2), rand(r, l, seed=3), rand(r, l, seed=4)
 
     def compute() -> tuple[Tensor, ...]:
         left, out, only, sum_ = offset(x, 3), offset(torch.full_like(x, math.nan), 1), torch.empty_like(x), x.clone()
-        split_low_rank(left, p, mine, q, out)
-        split_low_rank(None, p, mine, q, only)
+        split_low_rank(left, p, left_factor, q, out)
+        split_low_rank(None, p, left_factor, q, only)
         add_low_rank_(sum_, p, q, 0.3)
         return left, out, only, sum_
 
     left, out, only, sum_ = assert_one_result(compute)
-    wide = [t.double() for t in (x, p, mine, q)]
+    wide = [t.double() for t in (x, p, left_factor, q)]
     torch.testing.assert_close(left.double(), wide[0] - wide[1].mT @ wide[2], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.double(), wide[1].mT @ wide[3], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sum_.double(), wide[0] + 0.3 * (wide[1].mT @ wide[3]), rtol=1e-5, atol=1e-5)

@@ -44,9 +44,9 @@ def test_a_table_calls_a_kernel_for_each_row():
 @needs_native
 def test_calls_of_different_kinds_make_no_table():
     kernels.all_finite(torch.zeros(3))
-    one, other = Call(native.c.finite, (ROWS, 5, THREADS), 0), Call(native.c.finite, (0, 5, THREADS), 0)
+    first, second = Call(native.c.finite, (ROWS, 5, THREADS), 0), Call(native.c.finite, (0, 5, THREADS), 0)
     with pytest.raises(TypeError, match="different kinds"):
-        Table([one, other], no_keys)
+        Table([first, second], no_keys)
 
 
 def test_blank_rows_are_for_one_call_and_know_no_more_than_their_shape():

@@ -32,7 +32,7 @@ def test_codes_of_every_size(choice: str, code: str):
             lists = [
                 torch.randperm(n, generator=generator)[:k] if drawn is None else drawn[j].unique()[:k] for j in (0, 1)
             ]
-            index = torch.stack([one.sort().values for one in lists])
+            index = torch.stack([row.sort().values for row in lists])
             with backends.using("reference"):
                 want = encode_indices(index, n, code)
             with backends.using(choice):
@@ -120,10 +120,10 @@ def test_more_wires_than_are_added_at_once():
     wire, _ = payloads.write_topk_(x, 9, "auto", "float32", None, None)
     out = torch.zeros(1, 300)
     payloads.sum_pairs([wire] * 130, out, 0.5, 9, "auto", "float32", add=False)
-    one = torch.zeros(1, 300)
+    summed = torch.zeros(1, 300)
     for _ in range(130):
-        payloads.sum_pairs([wire], one, 0.5, 9, "auto", "float32", add=True)
-    assert same_bits(out, one)
+        payloads.sum_pairs([wire], summed, 0.5, 9, "auto", "float32", add=True)
+    assert same_bits(out, summed)
 
 
 @needs_native

@@ -35,10 +35,10 @@ def same_everywhere(draw) -> None:
         expected = draw()
     for name in FAST:
         with backends.using(name):
-            found = draw()
-        for one, other in zip(expected, found, strict=True):
-            assert (one.shape, one.dtype) == (other.shape, other.dtype)
-            assert torch.equal(bits(one), bits(other)), name
+            drawn = draw()
+        for wanted, other in zip(expected, drawn, strict=True):
+            assert (wanted.shape, wanted.dtype) == (other.shape, other.dtype)
+            assert torch.equal(bits(wanted), bits(other)), name
 
 
 def test_words_and_uniform_numbers() -> None:

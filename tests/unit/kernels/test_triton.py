@@ -220,12 +220,12 @@ def test_finiteness(bad: float | None, dtype: torch.dtype) -> None:
 def test_thin_factors(m: int, l: int, r: int) -> None:
     made = torch.Generator().manual_seed(m)
     x, p = torch.randn(m, l, generator=made), torch.randn(r, m, generator=made)
-    mine, q = torch.randn(r, l, generator=made), torch.randn(r, l, generator=made)
+    left, q = torch.randn(r, l, generator=made), torch.randn(r, l, generator=made)
 
     def draw() -> list[Tensor]:
         rest, out, more, alone = x.clone(), torch.empty(m, l), x.clone(), torch.empty(m, l)
-        kernels.split_low_rank(rest, p, mine, q, out)
-        kernels.split_low_rank(None, p, mine, q, alone)
+        kernels.split_low_rank(rest, p, left, q, out)
+        kernels.split_low_rank(None, p, left, q, alone)
         kernels.add_low_rank_(more, p, q, 0.3)
         return [rest, out, more, alone]
 
@@ -258,9 +258,9 @@ def test_corrupted_wires_are_refused(codec: Fused, at: int, value: int, match: s
     good = codec.encode_(check.numbers(1, 250), check.RNG)[0]
     wire = good.clone()
     wire[0, at] = value
-    for one in (wire, good[:, :-1]):
-        with backends.using("triton"), pytest.raises(PayloadError, match=match if one is wire else "truncated"):
-            codec.aggregate_([good, one, good], torch.empty(1, 250), 1.0, check.RNG)
+    for damaged in (wire, good[:, :-1]):
+        with backends.using("triton"), pytest.raises(PayloadError, match=match if damaged is wire else "truncated"):
+            codec.aggregate_([good, damaged, good], torch.empty(1, 250), 1.0, check.RNG)
 
 
 @triton.jit

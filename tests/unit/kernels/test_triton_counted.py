@@ -68,12 +68,12 @@ def messages(
     """Two workers' tensors, where their wires lie, these, and whether tensors were finite."""
     buckets = [bucket(sizes, rank) for rank in range(2)]
     chosen = [choose(rank, many, code) for rank, many in enumerate(buckets)]
-    widths = [one.widths.tolist() for one in chosen]
+    widths = [choice.widths.tolist() for choice in chosen]
     rows = torch.zeros(2, CountedPlaces(widths, 0, sizes, code).size, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         places = CountedPlaces(widths, rank, sizes, code)
         write_chosen_many(row, buckets[rank], code, chosen[rank], places)
-    return buckets, places, rows, [one.finite for one in chosen]
+    return buckets, places, rows, [choice.finite for choice in chosen]
 
 
 def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES, choose: Any = reaching) -> None:

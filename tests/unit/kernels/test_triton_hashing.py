@@ -36,11 +36,11 @@ def sketched(
     count_sketches_many(message, many, rows, cols, 2**31 + 9)
     rooms.point(out)
     finite = read_sketches_many(message, rooms, rows, cols, 2**31 + 9)
-    said = [x.clone() for x in out]
+    before = [x.clone() for x in out]
     last = message.clone()
     last[places[-1] // 4 : places[-1] // 4 + rows * cols[-1]] = torch.nan
     spoiled = read_sketches_many(last, rooms, rows, cols, 2**31 + 9)
-    return [message, finite, spoiled, *said, *out[:-1], out[-1].isnan()]
+    return [message, finite, spoiled, *before, *out[:-1], out[-1].isnan()]
 
 
 CASES = [

@@ -70,8 +70,8 @@ def listed(held: bool, dtype: torch.dtype = torch.float32) -> None:
             put_listed_many(index, sent, many, lists)
             rests += [rest.clone() for rest in many.rests or ()]
         out = bucket(SIZES, [0, 8, 44], False)
-        said = message.clone()
-        said[0], said[50] = -0.0, torch.inf
+        copied = message.clone()
+        copied[0], copied[50] = -0.0, torch.inf
         return [
             index,
             sent,
@@ -81,7 +81,7 @@ def listed(held: bool, dtype: torch.dtype = torch.float32) -> None:
             legal,
             message,
             *rests,
-            sum_listed_many(said, index, out, lists),
+            sum_listed_many(copied, index, out, lists),
             *out.xs,
         ]
 

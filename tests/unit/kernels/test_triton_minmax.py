@@ -152,7 +152,7 @@ def test_whatever_is_damaged(code: MinMaxCode) -> None:
     begin, width = places.begins[1] + 4, places.widths[0][1]
     for k in range(36):
         at = k if k < 8 else width - k + 7 if k < 28 else 8 + k * 11 % (width - 8)
-        spoiled, said = rows.clone(), list[Any]()
+        spoiled, results = rows.clone(), list[Any]()
         spoiled[0, begin + at] ^= 1 << k * 5 % 8
         for backend in ("reference", "triton"):
             many = bucket(sizes, 2, 1.0)
@@ -161,9 +161,9 @@ def test_whatever_is_damaged(code: MinMaxCode) -> None:
                     legal = sum_minmax_many(spoiled, many, code, places, 0.5).tolist()
                 except PayloadError:
                     legal = [True, False]
-            said.append([legal, *(x.tolist() for x, fine in zip(many.xs, legal, strict=True) if fine)])
-        assert said[0] == said[1], (at, k)
-        told.add(said[0][0][1])
+            results.append([legal, *(x.tolist() for x, fine in zip(many.xs, legal, strict=True) if fine)])
+        assert results[0] == results[1], (at, k)
+        told.add(results[0][0][1])
     assert told == {True, False}
 
 

@@ -142,8 +142,8 @@ def units(chances: Chances, sizes: Sizes = (5, 4097, 64, 8191, 1), scale: float 
     many = bucket(sizes, 0, memories=False)
     for x in many.xs:
         x.mul_(scale)
-    found = find_units(many, chances)
-    for x, unit in zip(many.xs, found.tolist(), strict=True):
+    units_found = find_units(many, chances)
+    for x, unit in zip(many.xs, units_found.tolist(), strict=True):
         want = chances.unit(x[0].abs()) if bool(x.any()) else math.inf
         want = min(max(want, torch.finfo(torch.float32).tiny), torch.finfo(torch.float32).max)
         assert unit == float(torch.tensor(want)), (chances, x.shape)

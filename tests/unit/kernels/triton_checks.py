@@ -58,7 +58,7 @@ def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @functools.cache
     def find_languages(function: Any) -> set[int]:
-        return {id(one) for one in function.__globals__.values() if one is module.tl or one is module.tl.core}
+        return {id(value) for value in function.__globals__.values() if value is module.tl or value is module.tl.core}
 
     def restore_all(own: Callable[[], None]) -> None:
         while len(scopes) > 1:

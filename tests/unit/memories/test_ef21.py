@@ -100,10 +100,10 @@ def test_a_constant_gradient_is_reached_exactly() -> None:
 
 def test_eta_one_is_ef21() -> None:
     inputs = [[rand(30, seed=5 * t + r) for r in range(2)] for t in range(5)]
-    one, other = (
+    first, second = (
         steps(grace.method(f"topk:ratio=0.1,{knobs}"), inputs) for knobs in ("memory=ef21", "memory=ef21m,eta=1")
     )
-    assert all(torch.equal(a[0].mean, b[0].mean) for a, b in zip(one, other, strict=True))
+    assert all(torch.equal(a[0].mean, b[0].mean) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("memory", ["ef21", "ef21m"])

@@ -73,9 +73,9 @@ def test_sent_plus_kept_is_the_sum_of_momenta(world, nesterov):
 def test_momentum_zero_is_error_feedback():
     steps = gradients(5, 3, 40)
     inner = grace.Allgather(grace.TopK(0.1))
-    mine, states = run(MomentumCorrection(inner, momentum=0.0), steps)
+    own, states = run(MomentumCorrection(inner, momentum=0.0), steps)
     theirs, memories = run(grace.ErrorFeedback(inner), steps)
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(own, theirs, strict=True))
     assert all(torch.equal(v, e) for ((_, v), _), (e, _) in zip(states, memories, strict=True))
 
 

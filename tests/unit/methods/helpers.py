@@ -137,12 +137,12 @@ def steps(
     for step, xs in enumerate(gradients, start=first):
         peers = [Peer(rank, world, step, "x", 3, lent=Lent(keep_rest=keep_rest)) for rank in range(world)]
         outs = simulate([method.exchange(x.clone(), states[p.rank], p) for x, p in zip(xs, peers, strict=True)])
-        for one in outs:
-            assert torch.equal(one.mean.view(torch.uint8), outs[0].mean.view(torch.uint8)), "agreement"
+        for exchanged in outs:
+            assert torch.equal(exchanged.mean.view(torch.uint8), outs[0].mean.view(torch.uint8)), "agreement"
         if keep_rest and outs[0].finite:
-            sent = sum((x - one.rest).double() for x, one in zip(xs, outs, strict=True)) / world
+            sent = sum((x - exchanged.rest).double() for x, exchanged in zip(xs, outs, strict=True)) / world
             torch.testing.assert_close(sent, outs[0].mean.double(), rtol=1e-4, atol=1e-5)
-        states = [one.state for one in outs]
+        states = [exchanged.state for exchanged in outs]
         out.append(Exchanged(outs[0].mean.clone(), None, None, outs[0].finite))
     assert torch.equal(before, torch.get_rng_state())
     return out, states

@@ -86,11 +86,11 @@ def check_ugly_inputs(method: Method, shape: tuple[int, ...], count: int = 4) ->
     ]
     for x in ugly:
         outs = steps(method, [[x, x], [x, x], [rand(*shape, seed=4)] * 2, [torch.zeros(shape)] * 2][:count])
-        for one in outs:
-            assert all(out.finite for out in one)
-            assert bool(one[0].mean.isfinite().all())
-            assert bool(one[0].rest.isfinite().all())
-            assert torch.equal(one[0].mean, one[1].mean)
+        for step_outs in outs:
+            assert all(out.finite for out in step_outs)
+            assert bool(step_outs[0].mean.isfinite().all())
+            assert bool(step_outs[0].rest.isfinite().all())
+            assert torch.equal(step_outs[0].mean, step_outs[1].mean)
         assert not bool(steps(method, [[torch.zeros(shape)] * 2] * 2)[1][0].mean.any())
 
 

@@ -155,13 +155,13 @@ def assert_refuses_garbage(compressor: Compressor, n: int = 23) -> None:
     corrupt = [wire[:, :cut].contiguous() for cut in range(width)]
     for byte in range(width):
         for value in (0x7F, 0x80, 0xFF):
-            one = wire.clone()
-            one[0, byte] = value
-            corrupt.append(one)
+            damaged = wire.clone()
+            damaged[0, byte] = value
+            corrupt.append(damaged)
     corrupt += [torch.randint(0, 256, wire.shape, generator=made, dtype=torch.uint8) for _ in range(40)]
-    for one in corrupt:
+    for damaged in corrupt:
         try:
-            got = decoded(compressor, one, n)
+            got = decoded(compressor, damaged, n)
         except PayloadError:
             refused += 1
         else:

@@ -106,5 +106,5 @@ def test_knobs():
 
 def test_the_sample_is_the_streams():
     x = shapes(20_000)["gauss"][None]
-    one, two = (DGC(0.001).compress_(x.clone(), stream(0, step), False) for step in (1, 1))
-    assert torch.equal(one, two)
+    first, second = (DGC(0.001).compress_(x.clone(), stream(0, step), False) for step in (1, 1))
+    assert torch.equal(first, second)

@@ -66,7 +66,7 @@ def test_a_private_wire_begins_with_the_key_of_its_senders_stream() -> None:
 def test_the_error_of_the_mean_of_16_workers(rotation: str, noise: float, paper: float) -> None:
     """Error of gradients of one bit, over their mean square. Private rotations: 0.571 / 16, as in the authors' code."""
     x, *noises = torch.randn(17, 16384, generator=torch.Generator().manual_seed(1)).unbind()
-    xs = [x + noise * one for one in noises]
+    xs = [x + noise * part for part in noises]
     mean = run(grace.method(f"drive:rotation={rotation}"), xs)[0].mean
     error = (mean - torch.stack(xs).mean(0)).double().square().mean()
     assert float(error / torch.stack(xs).double().square().mean()) == pytest.approx(paper, rel=0.15)
@@ -131,8 +131,8 @@ def test_one_bit_is_exact_where_the_rotation_has_one_magnitude() -> None:
     one_hot = check.inputs(64)["one-hot"]
     torch.testing.assert_close(check.applied(DRIVE(block=64), one_hot), one_hot, rtol=1e-6, atol=1e-6)
     for bits in (1, 2, 3, 4):
-        one = torch.tensor([-0.37])
-        torch.testing.assert_close(check.applied(EDEN(bits=bits), one), one)
+        number = torch.tensor([-0.37])
+        torch.testing.assert_close(check.applied(EDEN(bits=bits), number), number)
 
 
 @pytest.mark.parametrize("compressor", MSE)

@@ -72,10 +72,10 @@ def test_exact_for_low_rank_as_lam_vanishes() -> None:
 
 
 def test_it_leaves_a_space_that_it_fell_into() -> None:
-    one = torch.outer(rand(20, seed=1), rand(15, seed=2))
+    first = torch.outer(rand(20, seed=1), rand(15, seed=2))
     two = rand(20, 2, seed=3) @ rand(2, 15, seed=4)
-    outs = steps(SMALL, [[one]] * 20 + [[torch.zeros(20, 15)]] * 2 + [[two]] * 3)
-    assert float((outs[19][0].mean - one).norm()) < 1e-3 * float(one.norm())
+    outs = steps(SMALL, [[first]] * 20 + [[torch.zeros(20, 15)]] * 2 + [[two]] * 3)
+    assert float((outs[19][0].mean - first).norm()) < 1e-3 * float(first.norm())
     assert float((outs[-1][0].mean - two).norm()) < 1e-2 * float(two.norm())
 
 
@@ -96,10 +96,10 @@ def test_one_factor_per_step() -> None:
         fresh = Peer(0, 3, t, "x").shared("gradzip").normal(factor.numel()).view(factor.shape).double()
         factor = factor / factor.abs().max() + 1e-4 * fresh
         gram = factor.mT @ factor
-        found = mean @ factor @ torch.linalg.inv(gram + lam * gram.trace() / 2 * torch.eye(2))
-        expected = found @ factor.mT
+        solution = mean @ factor @ torch.linalg.inv(gram + lam * gram.trace() / 2 * torch.eye(2))
+        expected = solution @ factor.mT
         torch.testing.assert_close(outs[0].mean.double(), expected.mT if t else expected, rtol=1e-4, atol=1e-5)
-        factor = found
+        factor = solution
 
 
 def test_exact_for_low_rank_with_one_factor_per_step() -> None:

@@ -51,8 +51,8 @@ def test_flags_and_edges(compressor: Inceptionn) -> None:
 def test_rows_of_different_width_tolerate_padding() -> None:
     x = torch.stack((SPEC, torch.zeros(5), SPEC * 1e-9))
     got = check.applied(Inceptionn(), x)
-    for row, one in zip(x, got, strict=True):
-        assert torch.equal(check.applied(Inceptionn(), row), one)
+    for row, decoded in zip(x, got, strict=True):
+        assert torch.equal(check.applied(Inceptionn(), row), decoded)
 
 
 def test_exchanges_and_bits() -> None:

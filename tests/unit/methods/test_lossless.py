@@ -102,8 +102,8 @@ def test_exchange(communicator: str) -> None:
 def test_exchange_is_that_of_the_compressor_alone() -> None:
     xs = [torch.randn(23, 17, generator=checks.generator(rank)) for rank in range(3)]
     for inner in (QSGD(), SignSGD(), TopK(0.1)):
-        one, two = (checks.run(grace.Allgather(c), xs)[0].mean for c in (inner, Lossless(inner)))
-        assert torch.equal(one, two)
+        first, second = (checks.run(grace.Allgather(c), xs)[0].mean for c in (inner, Lossless(inner)))
+        assert torch.equal(first, second)
 
 
 def test_compositions() -> None:

@@ -48,8 +48,8 @@ def test_a_cast_with_a_rest_saturates():
 @pytest.mark.parametrize(("cast", "bits"), [(grace.FP16(), 11), (grace.BF16(), 8)])
 def test_relative_error_of_normal_numbers(cast: Any, bits: int):
     x = torch.ldexp(1 + torch.arange(1000) / 1000, torch.arange(1000) % 12)[None]
-    said = torch.tensor([roundtrip(cast, x)[0]])
-    assert float(((said - x) / x).abs().max()) <= 2.0**-bits
+    decoded = torch.tensor([roundtrip(cast, x)[0]])
+    assert float(((decoded - x) / x).abs().max()) <= 2.0**-bits
     assert cast.facts(1000).payload == 2000
 
 
@@ -107,8 +107,8 @@ def test_scaled_signs_by_hand():
 
 
 def test_every_block_has_its_scale():
-    said, _ = roundtrip(grace.EFSignSGD(block=2), row(1, -3, 10, 20, -7))
-    assert said == [2, -2, 15, 15, -7]
+    decoded, _ = roundtrip(grace.EFSignSGD(block=2), row(1, -3, 10, 20, -7))
+    assert decoded == [2, -2, 15, 15, -7]
     assert hex_of(wire_of(grace.EFSignSGD(block=2), row(1, -3, 10, 20, -7))) == "00000040000070410000e0400d"
 
 
@@ -122,9 +122,9 @@ def test_size_of_scaled_signs(n: int, block: int):
 def test_the_error_does_not_depend_on_the_sign_of_zeros():
     x = row(0, 0, 3, -1, 0)
     for step in (0, 1):
-        said, rest = roundtrip(grace.EFSignSGD(), x, Fixed(step=step))
+        decoded, rest = roundtrip(grace.EFSignSGD(), x, Fixed(step=step))
         assert sum(r * r for r in rest) == pytest.approx(10 - 16 / 5)
-        assert [abs(v) for v in said] == pytest.approx([0.8] * 5)
+        assert [abs(v) for v in decoded] == pytest.approx([0.8] * 5)
 
 
 def test_zeros_decode_to_zeros():
@@ -165,15 +165,15 @@ def test_grid_points_do_not_move():
 
 
 def test_a_tiny_norm_is_sent_as_zero():
-    said, rest = roundtrip(grace.QSGD(), torch.full((1, 5), 2.0**-130))
-    assert said == [0.0] * 5
+    decoded, rest = roundtrip(grace.QSGD(), torch.full((1, 5), 2.0**-130))
+    assert decoded == [0.0] * 5
     assert rest == [2.0**-130] * 5
 
 
 def test_huge_norms_do_not_overflow():
     for norm in ("linf", "l2"):
-        said, _ = roundtrip(grace.QSGD(norm=norm), torch.full((1, 64), 3e38))  # type: ignore[arg-type]
-        assert all(math.isfinite(v) for v in said)
+        decoded, _ = roundtrip(grace.QSGD(norm=norm), torch.full((1, 64), 3e38))  # type: ignore[arg-type]
+        assert all(math.isfinite(v) for v in decoded)
 
 
 def test_shrink_divides_by_one_plus_omega():

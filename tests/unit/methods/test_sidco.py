@@ -229,8 +229,8 @@ def few(seed: int) -> Tensor:
 @pytest.mark.parametrize("draw", [student, cauchy, lognormal, pareto, few])
 def test_heavy_tails_settle_where_they_do_best(dist: str, draw: Callable[[int], Tensor]) -> None:
     a, ratio = draw(0).abs(), 0.001
-    found = [find_threshold(a, ratio, stages, dist, 0.25) for stages in range(1, most_stages(ratio, 0.25) + 1)]
-    check_search([int((a > (eta or 0.0)).sum()) / (ratio * N) for eta in found])
+    thresholds = [find_threshold(a, ratio, stages, dist, 0.25) for stages in range(1, most_stages(ratio, 0.25) + 1)]
+    check_search([int((a > (eta or 0.0)).sum()) / (ratio * N) for eta in thresholds])
 
 
 def test_a_new_search_begins_when_the_best_does_worse() -> None:

@@ -57,8 +57,8 @@ def test_hashes_are_even():
 def test_sketch_is_linear():
     g = torch.Generator().manual_seed(0)
     x, y = (torch.randint(-1000, 1000, (1, 5000), generator=g).float() for _ in range(2))
-    one = CountSketch(5, 64)
-    wires = [one.compress_(v.clone(), stream(None), False) for v in (x, y, x + y)]
+    sketch = CountSketch(5, 64)
+    wires = [sketch.compress_(v.clone(), stream(None), False) for v in (x, y, x + y)]
     assert torch.equal(wires[0] + wires[1], wires[2])
 
 

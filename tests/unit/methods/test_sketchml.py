@@ -39,13 +39,13 @@ def test_sketch_agrees_with_a_table_of_dictionaries(rows: int):
     ab = [((w & 0xFFFFFFFF) % PRIME) for w in words.view(-1).tolist()]
     packed = minmax_sketch.encode(numbers, group, keys, [8, 8, 8], rows, 0.3, words)
     expected = []
-    for key, mine, _ in zip(keys.tolist(), group.tolist(), numbers.tolist(), strict=True):
-        cols = math.ceil(0.3 * int((group == mine).sum()))
+    for key, own_group, _ in zip(keys.tolist(), group.tolist(), numbers.tolist(), strict=True):
+        cols = math.ceil(0.3 * int((group == own_group).sum()))
 
         def cells(i: int, cols: int = cols) -> list[int]:
             return [(ab[2 * j] * i + ab[2 * j + 1]) % PRIME % cols for j in range(rows)]
 
-        rivals = [(cells(int(i)), int(v)) for i, g, v in zip(keys, group, numbers, strict=True) if g == mine]
+        rivals = [(cells(int(i)), int(v)) for i, g, v in zip(keys, group, numbers, strict=True) if g == own_group]
         expected.append(max(min(v for at, v in rivals if at[j] == cells(key)[j]) for j in range(rows)))
     assert minmax_sketch.decode(packed, group, keys, [8, 8, 8], rows, 0.3, words).tolist() == expected
     assert all(e <= v for e, v in zip(expected, numbers.tolist(), strict=True))

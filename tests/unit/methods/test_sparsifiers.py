@@ -40,8 +40,8 @@ def test_bits_of_an_index(n: int, bits: int):
 # ---- topk -----------------------------------------------------------------------------------------------------------
 def test_topk_by_hand():
     x = row(0.1, -5, 3, -0.2, 4)
-    said, rest = roundtrip(grace.TopK(ratio=0.4), x)
-    assert said == [0, -5, 0, 0, 4]
+    decoded, rest = roundtrip(grace.TopK(ratio=0.4), x)
+    assert decoded == [0, -5, 0, 0, 4]
     assert rest == row(0.1, 0, 3, -0.2, 0)[0].tolist()
     assert hex_of(wire_of(grace.TopK(ratio=0.4), x)) == "0000a0c000008040" + "21"  # 1 and 4, three bits each
     assert roundtrip(grace.TopK(ratio=0.5), row(2, -2, 2))[0] == [2, -2, 0], "of equal magnitudes the first"
@@ -60,10 +60,10 @@ def test_size_of_topk(ratio: float, n: int):
 def test_topk_is_odd_homogeneous_and_idempotent():
     x = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     compressor = grace.TopK(ratio=0.2)
-    said = torch.tensor([roundtrip(compressor, x)[0]])
-    assert torch.equal(torch.tensor([roundtrip(compressor, -x)[0]]), -said)
-    assert torch.equal(torch.tensor([roundtrip(compressor, 8 * x)[0]]), 8 * said)
-    assert torch.equal(torch.tensor([roundtrip(compressor, said)[0]]), said)
+    decoded = torch.tensor([roundtrip(compressor, x)[0]])
+    assert torch.equal(torch.tensor([roundtrip(compressor, -x)[0]]), -decoded)
+    assert torch.equal(torch.tensor([roundtrip(compressor, 8 * x)[0]]), 8 * decoded)
+    assert torch.equal(torch.tensor([roundtrip(compressor, decoded)[0]]), decoded)
 
 
 # ---- randomk --------------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def test_facts_of_randomk():
 def test_threshold_by_hand():
     """v = 1: [.5, -1, 2, -3, 0, 0, 0, 0] -> {2, 3}: strictly more than v."""
     x = row(0.5, -1, 2, -3, 0, 0, 0, 0)
-    said, rest = roundtrip(grace.Threshold(v=1.0), x)
-    assert said == [0, 0, 2, -3, 0, 0, 0, 0]
+    decoded, rest = roundtrip(grace.Threshold(v=1.0), x)
+    assert decoded == [0, 0, 2, -3, 0, 0, 0, 0]
     assert rest == [0.5, -1, 0, 0, 0, 0, 0, 0]
     assert hex_of(wire_of(grace.Threshold(v=1.0), x)) == "0200000000000040000040c0" + "1a"  # 2 and 3, three bits
 

@@ -17,7 +17,9 @@ from grace.run.simulate import simulate
 from .helpers import UGLY, check_corrupted, check_nothing_lost, check_rows, coded, gradients, shapes, steps, stream
 
 
-def one(method: VarSparse, samples: list[float], state: VarSparseState | None = None) -> tuple[float, VarSparseState]:
+def take_step(
+    method: VarSparse, samples: list[float], state: VarSparseState | None = None
+) -> tuple[float, VarSparseState]:
     """A worker's step of one number with these samples -> what was sent, and the state."""
     zs = [torch.tensor([z]) for z in samples]
     state = state or method.init(zs[0])
@@ -29,19 +31,19 @@ def one(method: VarSparse, samples: list[float], state: VarSparseState | None = 
 
 
 def test_vector_of_the_specification():
-    sent, state = one(VarSparse(alpha=1.0), [1.0, 0.8])
+    sent, state = take_step(VarSparse(alpha=1.0), [1.0, 0.8])
     assert sent == 0.5
     assert float(state.r) == pytest.approx(0.4)
     assert float(state.d) == 0.0
     assert state.seen is None
-    sent, state = one(VarSparse(alpha=1.0), [1.0, -0.8])
+    sent, state = take_step(VarSparse(alpha=1.0), [1.0, -0.8])
     assert sent == 0.0
     assert float(state.r) == pytest.approx(0.1)
     assert float(state.d) ** 2 == pytest.approx(0.40959)
 
 
 def test_the_paper_drops_the_error():
-    sent, state = one(VarSparse(alpha=1.0, keep_error=False), [1.0, 0.8])
+    sent, state = take_step(VarSparse(alpha=1.0, keep_error=False), [1.0, 0.8])
     assert sent == 0.5
     assert float(state.r) == 0.0
 

@@ -97,7 +97,9 @@ def test_what_a_codec_is_worth_is_what_advise_says(name):
         "bf16": Exchange(1e-4, {f"AllReduce{NARROW}": Tally(1, 2 * numbers)}, step, WORLD),
         "topk": Exchange(3e-3, {"AllGather": Tally(1, numbers / 20)}, step, WORLD),
     }
-    costs = {name: cost_of(step, one.codec, one.moved, one.wire_bytes) for name, one in exchanges.items()}
+    costs = {
+        name: cost_of(step, exchange.codec, exchange.moved, exchange.wire_bytes) for name, exchange in exchanges.items()
+    }
     advised = {row.method: row for row in rank(step, costs, there, WORLD).rows}
     for method, exchange in exchanges.items():
         assert 1000 * exchange.seconds(there) == pytest.approx(advised[method].step_ms, rel=1e-9)
@@ -157,8 +159,8 @@ def test_more_workers_are_inferred_whole_wires_chunks_and_headers_alike():
         tallies = {"AllGather": Tally(1, 100), "AllToAll": Tally(1, 800 + 16 * world), "Broadcast": Tally(world, 50)}
         return Replay(world, (1 + 0.5 * world,), ({**tallies, "AllReduce": Tally(1, 16 + 800 / world)},), 0)
 
-    found = infer([replay(world) for world in REPLAYED], 64)
-    (moved,) = found.moved
-    assert found.codec == pytest.approx((33,))
+    inferred = infer([replay(world) for world in REPLAYED], 64)
+    (moved,) = inferred.moved
+    assert inferred.codec == pytest.approx((33,))
     assert (moved["AllGather"].bytes, moved["AllToAll"].bytes) == pytest.approx((100, 800 + 16 * 64))
     assert (moved["AllReduce"].bytes, moved["Broadcast"].count) == pytest.approx((16 + 12.5, 64))

@@ -6,10 +6,10 @@ from grace.predict.links import PRESETS, link, seconds_of
 
 @pytest.mark.parametrize(("name", "rate"), list(zip(PRESETS, (100e6, 1e9, 10e9, 25e9), strict=True)))
 def test_presets(name, rate):
-    found = link(name)
-    assert found.bits_per_second == rate
-    assert found.shaped
-    assert str(found) == name
+    preset = link(name)
+    assert preset.bits_per_second == rate
+    assert preset.shaped
+    assert str(preset) == name
 
 
 def test_any_number_is_a_speed():
@@ -39,8 +39,8 @@ def test_a_latency_shows_in_the_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "said"), [("1gbit", "5", "us, ms"), ("1gbit", "11s", "10 s"), ("none", "1ms", "--link")]
+    ("name", "wrong", "message"), [("1gbit", "5", "us, ms"), ("1gbit", "11s", "10 s"), ("none", "1ms", "--link")]
 )
-def test_a_latency_that_cannot_be(name, wrong, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_latency_that_cannot_be(name, wrong, message):
+    with pytest.raises(ConfigurationError, match=message):
         link(name, wrong)

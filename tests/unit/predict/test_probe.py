@@ -82,8 +82,8 @@ def learn(member, rank):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_all_ranks_learn_the_same(world):
-    found = in_threads(world, learn)
-    (first, kept), *others = found
+    learned = in_threads(world, learn)
+    (first, kept), *others = learned
     assert first.kinds["AllReduce"].sizes == [4, 1 << 14, 70_000]
     assert all(timing.seconds[-1] > 0 and timing.cpu > 0 for timing in first.kinds.values())
     assert first.copying > 0

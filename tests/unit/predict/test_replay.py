@@ -81,11 +81,11 @@ def test_a_sample_that_is_cut_short_takes_nothing_from_those_before(monkeypatch)
         return plain(*given)
 
     monkeypatch.setattr(replayer, "_exchange", exchange)
-    found = replayer.run("topk", 4)
+    replayed = replayer.run("topk", 4)
     assert len(exchanges) == 11
-    assert found.whole
-    assert len(found.codec) == len(found.moved) == 2
-    assert found.sent == pytest.approx(Replayer({"a": (64, 64), "b": (64, 64)}, [["a"], ["b"]]).run("topk", 4).sent)
+    assert replayed.whole
+    assert len(replayed.codec) == len(replayed.moved) == 2
+    assert replayed.sent == pytest.approx(Replayer({"a": (64, 64), "b": (64, 64)}, [["a"], ["b"]]).run("topk", 4).sent)
 
 
 @pytest.mark.parametrize(
@@ -139,22 +139,22 @@ def test_what_is_known_of_bytes_counts():
 def test_bytes_are_those_that_the_method_declares(name):
     method = grace.method(name)
     declared = method.traffic(torch.empty(300, 400, device="meta"), grace.Peer(0, 4))
-    found = moved_by(method, 300 * 400, 4)
-    wire = sum(t.count * wire_bytes(kind, t.bytes / t.count, 4) for kind, t in found.items())
+    moved = moved_by(method, 300 * 400, 4)
+    wire = sum(t.count * wire_bytes(kind, t.bytes / t.count, 4) for kind, t in moved.items())
     if "server" not in name:  # a tree carries what it broadcasts, where the least is counted otherwise
         assert wire == pytest.approx(declared.sent, rel=0.02)
     else:
-        assert set(found) == {"Permute", "Broadcast"}
+        assert set(moved) == {"Permute", "Broadcast"}
 
 
 def test_bytes_that_depend_on_the_data_are_counted_in_an_exchange():
-    found = moved_by(grace.method("threshold:v=10.7"), 262_144, 2)
-    assert 1.5 < found["AllGather"].bytes / (0.01 * 262_144) < 8  # bytes of each number that is kept
+    moved = moved_by(grace.method("threshold:v=10.7"), 262_144, 2)
+    assert 1.5 < moved["AllGather"].bytes / (0.01 * 262_144) < 8  # bytes of each number that is kept
 
 
 def test_what_is_hopeless_is_measured_on_some_rows_of_the_first_bucket():
     shapes = {"a": (2048, 64), "b": (512, 512)}
-    patient, hopeless = (Replayer(shapes, [["a"], ["b"]], samples=1, patience=one) for one in (10.0, 1e-9))
+    patient, hopeless = (Replayer(shapes, [["a"], ["b"]], samples=1, patience=seconds) for seconds in (10.0, 1e-9))
     whole, part = patient.run("qsgd:bits=4", 4), hopeless.run("qsgd:bits=4", 4)
     assert not part.whole
     assert len(hopeless.adds) == 1, "no exchange of a whole bucket"

@@ -81,8 +81,8 @@ def test_with_cores_to_spare_two_lanes_have_a_closed_form_and_are_never_later(se
     compute, ready, jobs = random_step(rng)
     for job in jobs:  # decoding takes nothing, so that no encoding waits for it
         job[2] = (0.0, 0.0)
-    found = play(compute, 1, 4.0, ready, jobs, 2)
-    assert found == pytest.approx(two_lanes(compute, ready, jobs), abs=1e-9)
+    played = play(compute, 1, 4.0, ready, jobs, 2)
+    assert played == pytest.approx(two_lanes(compute, ready, jobs), abs=1e-9)
     for rounds, older in itertools.product((1, 2), (True, False)):
         compute, ready, jobs = random_step(rng, rounds=rounds)
         apart, alone = play(compute, 1, 4.0, ready, jobs, 2, older_first=older), play(compute, 1, 4.0, ready, jobs)
@@ -95,9 +95,9 @@ def test_no_step_is_shorter_than_its_processor_time(seed, lanes):
     compute, ready, jobs = random_step(random.Random(seed), rounds=1 + seed % 3)
     cores = random.Random(seed).choice([0.25, 0.5, 1.0, 2.0])
     work = compute + sum(cpu for job in jobs for cpu, _ in job)
-    found = play(compute, 1, cores, ready, jobs, lanes)
-    assert found >= work / cores * (1 - 1e-9)
-    assert found <= compute / min(1, cores) + sum(max(s, c / cores) for job in jobs for c, s in job) * 3
+    played = play(compute, 1, cores, ready, jobs, lanes)
+    assert played >= work / cores * (1 - 1e-9)
+    assert played <= compute / min(1, cores) + sum(max(s, c / cores) for job in jobs for c, s in job) * 3
 
 
 def test_two_lanes_encode_the_next_bucket_while_one_moves():

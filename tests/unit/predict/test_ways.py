@@ -67,8 +67,8 @@ def test_bytes_are_those_that_are_declared() -> None:
 
 
 def test_methods_that_exchange_alike_are_known() -> None:
-    def same(way: Way, one: str, other: str) -> bool:
-        return way.likeness(make_method(one)) == way.likeness(make_method(other))
+    def same(way: Way, first: str, second: str) -> bool:
+        return way.likeness(make_method(first)) == way.likeness(make_method(second))
 
     assert same(ToOwners(), "natural", "natural:communicator=scatterreduce")
     assert not same(TO_ALL, "natural", "natural:communicator=scatterreduce")

@@ -44,8 +44,8 @@ def test_limits_are_inclusive(limits: dict[str, Any], shape: tuple[int, ...], ma
 
 def test_steps_begin_inclusive_and_end_exclusive():
     policy = Policy([Rule("*", TOPK, from_step=2, until_step=4), Rule("*", NONE)])
-    found = [policy.method_for("w", torch.empty(3), step) is TOPK for step in range(6)]
-    assert found == [False, False, True, True, False, False], "a policy with steps is not cached over them"
+    matches = [policy.method_for("w", torch.empty(3), step) is TOPK for step in range(6)]
+    assert matches == [False, False, True, True, False, False], "a policy with steps is not cached over them"
     assert not policy.timeless
 
 
@@ -60,9 +60,9 @@ def test_the_default_leaves_small_and_flat_tensors_alone():
 
 
 def test_of_a_policy_is_itself_and_its_own_rules_have_no_default():
-    mine = Policy([("*", "topk")])
-    assert Policy.of(mine) is mine
-    assert mine.method_for("b", torch.empty(3), 0) == TOPK
+    own = Policy([("*", "topk")])
+    assert Policy.of(own) is own
+    assert own.method_for("b", torch.empty(3), 0) == TOPK
 
 
 def test_one_name_with_two_shapes_is_not_confused():
@@ -150,8 +150,8 @@ def test_defaults_and_rules_of_steps_are_for_some_tensor() -> None:
 def test_all_methods_that_a_tensor_gets_at_some_step() -> None:
     late = Rule("fc*", "topk", from_step=5)
     policy = Policy([Rule("*.bias", NONE), Rule("*", "bf16", until_step=5), late, ("fc*", "qsgd"), ("*", "fp16")])
-    found = {name: [grace.spell(one) for one in policy.methods_for(name, x)] for name, x in LIKE.items()}
-    assert found == {name: ["bf16", "topk", "qsgd:bits=4"] for name in LIKE} | {"fc1.bias": ["none"]}
+    methods = {name: [grace.spell(method) for method in policy.methods_for(name, x)] for name, x in LIKE.items()}
+    assert methods == {name: ["bf16", "topk", "qsgd:bits=4"] for name in LIKE} | {"fc1.bias": ["none"]}
 
 
 def test_equal_methods_are_one_object():

@@ -199,7 +199,7 @@ def test_a_percentage_is_told_as_a_share() -> None:
     ],
 )
 def test_a_bare_compressor_is_told_its_recipe(compressor: grace.Compressor, recipe: str) -> None:
-    for take in (grace.method, lambda one: grace.Policy([("*", one)])):
+    for take in (grace.method, lambda spec: grace.Policy([("*", spec)])):
         with pytest.raises(ConfigurationError) as raised:
             take(compressor)
         assert recipe in str(raised.value)
@@ -494,7 +494,7 @@ def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: grace.Policy("topk"), r"rules='topk' is no list of rules.*Policy\.of"),
         (lambda: grace.Policy({"*": "topk"}), r"no list of rules.*Policy\.of.*\[\('\*', 'topk'\)\]"),
@@ -506,8 +506,8 @@ def test_a_default_that_is_written_makes_the_same_method(name: str) -> None:
         (lambda: grace.method(grace.TopK), r"got the class TopK\n"),
     ],
 )
-def test_an_error_speaks_of_what_was_written(make, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_an_error_speaks_of_what_was_written(make, message):
+    with pytest.raises(ConfigurationError, match=message):
         make()
 
 

@@ -34,7 +34,7 @@ def run(
     ]
     runs[0] = watch(runs[0], note)
     outs = simulate(runs)
-    means = [{name: out.mean.clone() for name, out in one.items()} for one in outs]
+    means = [{name: out.mean.clone() for name, out in outs_of_rank.items()} for outs_of_rank in outs]
     return [[] if f is None else f.tolist() for f in given], means, asked
 
 
@@ -58,7 +58,9 @@ def test_flags_become_those_of_any_worker(
     for plans in "01":
         flags, same, ops = run(monkeypatch, plans, tensors, method, True)
         assert flags == [ANY] * 3
-        assert all(torch.equal(x, same[rank][n]) for rank, one in enumerate(means) for n, x in one.items())
+        assert all(
+            torch.equal(x, same[rank][n]) for rank, means_of_rank in enumerate(means) for n, x in means_of_rank.items()
+        )
         asked.append(ops)
     assert asked[0] == asked[1], "ranks need not choose alike whether there are batches"
     sizes = [(kind, size) for kind, _, size in asked[1]]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grace.compute import backends
-from grace.errors import ConfigurationError, GraceError
+from grace.errors import ConfigurationError, GraceError, StepMismatch
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
@@ -70,8 +70,8 @@ def make(spec: str) -> list[Worker]:
 
 
 def exchange(workers: list[Worker], given: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    outs = simulate([worker.exchange(one) for worker, one in zip(workers, given, strict=True)])
-    means = [{name: one.mean for name, one in out.items()} for out in outs]
+    outs = simulate([worker.exchange(batch) for worker, batch in zip(workers, given, strict=True)])
+    means = [{name: batch.mean for name, batch in out.items()} for out in outs]
     for worker in workers:
         worker.workspace.reset()
         worker.advance()
@@ -93,19 +93,19 @@ def captured(
     exchange(workers, gradients(0))
     for worker in workers:
         worker._captures.__class__ = captures
-    static = [{name: x.clone() for name, x in one.items()} for one in gradients(1)]
+    static = [{name: x.clone() for name, x in batch.items()} for batch in gradients(1)]
     before = [[clone_state(state) for _, state in worker._states.values()] for worker in workers]
     held = [[state for _, state in worker._states.values()] for worker in workers]
-    given = [{name: x.clone() for name, x in one.items()} for one in static]
+    given = [{name: x.clone() for name, x in batch.items()} for batch in static]
     with pretend_capturing(), Graph() as graph:
-        for mine, source in zip(given, static, strict=True):
-            for name in mine:
-                mine[name].copy_(source[name])
+        for tensors, source in zip(given, static, strict=True):
+            for name in tensors:
+                tensors[name].copy_(source[name])
         means = exchange(workers, given)
     for old, new in zip(before, held, strict=True):
         for a, b in zip(leaves(tuple(old)), leaves(tuple(new)), strict=True):
             b.copy_(a)
-    found = []
+    replayed = []
     for step in range(1, steps):
         for source, fresh in zip(static, gradients(step), strict=True):
             for name in source:
@@ -113,9 +113,9 @@ def captured(
         graph.replay()
         for worker in workers:
             worker.replayed()
-        found.append({name: mean.clone() for name, mean in means[1].items()})
+        replayed.append({name: mean.clone() for name, mean in means[1].items()})
         torch.randn(20, 10), torch.randn(37)  # what is free may be taken by others
-    return workers, found
+    return workers, replayed
 
 
 SPECS = [
@@ -128,19 +128,19 @@ SPECS = [
 @pytest.mark.parametrize("spec", SPECS)
 def test_replays_are_steps(spec: str):
     """The same means, memories and counts as without a graph; one step of five is not finite."""
-    (plain, expected), (workers, found) = eager(spec, 6), captured(spec, 6)
-    for step, (mean, other) in enumerate(zip(expected[1:], found, strict=True), 1):
+    (plain, expected), (workers, replayed) = eager(spec, 6), captured(spec, 6)
+    for step, (mean, other) in enumerate(zip(expected[1:], replayed, strict=True), 1):
         for name in mean:
             assert torch.equal(mean[name].nan_to_num(7), other[name].nan_to_num(7)), f"{name!r} in step {step}"
-    for one, other in zip(plain, workers, strict=True):
-        assert one.step == other.step == 6
+    for worker, other in zip(plain, workers, strict=True):
+        assert worker.step == other.step == 6
         for name in ("w", "v"):
-            pairs = zip(leaves(one._states[name][1]), leaves(other._states[name][1]), strict=True)
+            pairs = zip(leaves(worker._states[name][1]), leaves(other._states[name][1]), strict=True)
             assert all(torch.equal(a, b) for a, b in pairs)
-        one._wait_for_pending()
+        worker._wait_for_pending()
         other._wait_for_pending()
-        assert one.nonfinite_seen == other.nonfinite_seen
-        assert one.nonfinite_seen == (0 if spec == "none" else 1)
+        assert worker.nonfinite_seen == other.nonfinite_seen
+        assert worker.nonfinite_seen == (0 if spec == "none" else 1)
 
 
 class NotCopied(Captures):
@@ -151,9 +151,9 @@ class NotCopied(Captures):
 
 
 def test_a_state_that_moves_is_noticed():
-    expected, found = eager("topk:ratio=0.2", 6)[1], captured("topk:ratio=0.2", 6, NotCopied)[1]
+    expected, replayed = eager("topk:ratio=0.2", 6)[1], captured("topk:ratio=0.2", 6, NotCopied)[1]
     assert not all(
-        torch.equal(a["w"].nan_to_num(7), b["w"].nan_to_num(7)) for a, b in zip(expected[1:], found, strict=True)
+        torch.equal(a["w"].nan_to_num(7), b["w"].nan_to_num(7)) for a, b in zip(expected[1:], replayed, strict=True)
     )
 
 
@@ -185,12 +185,31 @@ def test_a_learning_rate_that_may_change_is_refused(spec: str):
         exchange(workers, gradients(0))
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=4", "randomk:ratio=0.1"])
-def test_random_methods_are_captured_after_a_step_only(spec: str):
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "randomk:ratio=0.1", "topk:ratio=0.2", "none"])
+def test_a_step_is_captured_after_a_step_only(spec: str):
     """Replays find their step on the device, where a step before the capture has put it."""
     workers = make(spec)
-    with pretend_capturing(), pytest.raises(ConfigurationError, match=r"draws random numbers.*make a step before"):
+    with pretend_capturing(), pytest.raises(ConfigurationError, match="make a step before the capture"):
         exchange(workers, gradients(0))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["topk:ratio=0.2", "qsgd:bits=4", "efsignsgd:communicator=scatterreduce", "topk:ratio=0.2,communicator=parameterserver"],
+)  # fmt: skip
+def test_a_rank_that_replays_another_step_is_refused(spec: str):
+    workers = make(spec)
+    exchange(workers, gradients(0))
+    with pretend_capturing(), Graph() as graph:
+        exchange(workers, gradients(1))
+    for late in (0, 1):
+        workers[1]._captures.tell_step(workers[1].step - late)  # it has missed a step
+        graph.replay()
+        for worker in workers:
+            worker.replayed()
+    for worker in workers:
+        with pytest.raises(StepMismatch, match="a rank sent another step than this rank's"):
+            worker._wait_for_pending()
 
 
 class Stopped(Captures):
@@ -202,16 +221,16 @@ class Stopped(Captures):
 
 
 def test_a_clock_that_stands_is_noticed():
-    expected, found = eager("qsgd:bits=4", 4)[1], captured("qsgd:bits=4", 4, Stopped)[1]
-    assert torch.equal(expected[1]["w"], found[0]["w"])
-    assert not torch.equal(expected[2]["w"], found[1]["w"])
+    expected, replayed = eager("qsgd:bits=4", 4)[1], captured("qsgd:bits=4", 4, Stopped)[1]
+    assert torch.equal(expected[1]["w"], replayed[0]["w"])
+    assert not torch.equal(expected[2]["w"], replayed[1]["w"])
 
 
 def test_subsets_of_many_follow_the_clock():
     x = [{"w": torch.randn(5000, generator=torch.Generator().manual_seed(t))} for t in range(4)]
     (plain,), (worker,) = make("randomk:ratio=0.01")[:1], make("randomk:ratio=0.01")[:1]
     plain.world = worker.world = 1
-    expected = [exchange_one(plain, {"w": one["w"].clone()}) for one in x]
+    expected = [exchange_one(plain, {"w": batch["w"].clone()}) for batch in x]
     exchange_one(worker, {"w": x[0]["w"].clone()})
     static = x[1]["w"].clone()
     state = clone_state(worker._states["w"][1])
@@ -219,8 +238,8 @@ def test_subsets_of_many_follow_the_clock():
         mean = exchange_one(worker, {"w": static.clone()}, copy=False)
     for a, b in zip(leaves(tuple(state)), leaves(tuple(worker._states["w"][1])), strict=True):
         b.copy_(a)
-    for want, one in zip(expected[1:], x[1:], strict=True):
-        static.copy_(one["w"])
+    for want, batch in zip(expected[1:], x[1:], strict=True):
+        static.copy_(batch["w"])
         graph.replay()
         worker.replayed()
         assert torch.equal(mean, want)

@@ -49,12 +49,12 @@ def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") 
     """State that each of ``world`` workers saves after three steps, and its debts."""
 
     def work(transport: Any, rank: int) -> Any:
-        mine = begin(transport, spec, granularity)
+        session = begin(transport, spec, granularity)
         for step in range(3):
-            exchange(mine, gradients(rank, step))
-        debts = {name: x.clone() for name, x in mine.worker.state.debts().items()}
-        saved = Checkpoint(mine, memories).state_dict()
-        rest = [exchange(mine, gradients(rank, step)) for step in range(3, 5)]
+            exchange(session, gradients(rank, step))
+        debts = {name: x.clone() for name, x in session.worker.state.debts().items()}
+        saved = Checkpoint(session, memories).state_dict()
+        rest = [exchange(session, gradients(rank, step)) for step in range(3, 5)]
         return saved, debts, rest
 
     return returned(in_threads(world, work))
@@ -63,14 +63,14 @@ def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") 
 def merged(saved: list[dict[str, Any]]) -> dict[str, Any]:
     """Contents of a file of all ranks: equal keys are one rank's."""
     out: dict[str, Any] = {}
-    for one in saved:
-        out.update(one)
+    for part in saved:
+        out.update(part)
     return out
 
 
 def mean_debt(debts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    names = sorted({name for one in debts for name in one})
-    return {name: sum(one.get(name, torch.zeros(())) for one in debts) / len(debts) for name in names}
+    names = sorted({name for debt in debts for name in debt})
+    return {name: sum(debt.get(name, torch.zeros(())) for debt in debts) / len(debts) for name in names}
 
 
 @pytest.mark.parametrize("memories", ["mean", "all"])
@@ -80,14 +80,14 @@ def test_the_mean_of_what_is_owed_survives(spec: str, layout: tuple[int, int], m
     old, new = layout
     saved = saves(old, spec, memories)
     expected = mean_debt([debts for _, debts, _ in saved])
-    file = merged([one for one, *_ in saved])
+    file = merged([state for state, *_ in saved])
 
     def load(transport: Any, rank: int) -> Any:
-        mine = begin(transport, spec)
-        Checkpoint(mine, memories, old if memories == "all" else None).load_state_dict(file)
-        debts = {name: x.clone() for name, x in mine.worker.state.debts().items()}
-        assert mine.worker.step == 3
-        return debts, [exchange(mine, gradients(rank, step)) for step in range(3, 5)]
+        session = begin(transport, spec)
+        Checkpoint(session, memories, old if memories == "all" else None).load_state_dict(file)
+        debts = {name: x.clone() for name, x in session.worker.state.debts().items()}
+        assert session.worker.step == 3
+        return debts, [exchange(session, gradients(rank, step)) for step in range(3, 5)]
 
     loaded = returned(in_threads(new, load))
     for name, debt in mean_debt([debts for debts, _ in loaded]).items():
@@ -103,9 +103,9 @@ def test_another_method_and_granularity_take_the_debt_over() -> None:
     expected = mean_debt([debts for _, debts, _ in saved])
 
     def load(transport: Any, rank: int) -> Any:
-        mine = begin(transport, "efsignsgd", "model")
-        Checkpoint(mine).load_state_dict(saved[0][0])
-        (debt,) = mine.worker.state.debts().values()
+        session = begin(transport, "efsignsgd", "model")
+        Checkpoint(session).load_state_dict(saved[0][0])
+        (debt,) = session.worker.state.debts().values()
         return debt.clone()
 
     for debt in returned(in_threads(2, load)):
@@ -114,13 +114,13 @@ def test_another_method_and_granularity_take_the_debt_over() -> None:
 
 
 def test_a_file_that_keeps_one_ranks_tensors_is_right_with_mean() -> None:
-    saved = [one for one, *_ in saves(3, "topk:ratio=0.1", "mean")]
+    saved = [state for state, *_ in saves(3, "topk:ratio=0.1", "mean")]
     for name in SHAPES:
-        assert all(torch.equal(one["owed"][name], saved[0]["owed"][name]) for one in saved), "replicas are equal"
+        assert all(torch.equal(state["owed"][name], saved[0]["owed"][name]) for state in saved), "replicas are equal"
 
 
 def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
-    mean, everything = (merged([one for one, *_ in saves(2, "topk:ratio=0.1", kind)]) for kind in ("mean", "all"))
+    mean, everything = (merged([state for state, *_ in saves(2, "topk:ratio=0.1", kind)]) for kind in ("mean", "all"))
     lacking = {key: value for key, value in everything.items() if key != "worker.1"}
     cases: list[tuple[Any, Any, str]] = [
         (mean, "all", "memories='mean'"), (everything, "mean", "memories='all'"), (None, "mean", "lacks 'about'"),
@@ -131,13 +131,13 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
     ]  # fmt: skip
 
     def load(transport: Any, rank: int) -> Any:
-        mine = begin(transport, "topk:ratio=0.1")
-        exchange(mine, gradients(rank, 0))
-        before = mine.state_dict()
+        session = begin(transport, "topk:ratio=0.1")
+        exchange(session, gradients(rank, 0))
+        before = session.state_dict()
         for file, memories, message in cases:
             with pytest.raises(StateError, match=message):
-                Checkpoint(mine, memories).load_state_dict(file)
-            assert mine.state_dict()["checksum"] == before["checksum"]
+                Checkpoint(session, memories).load_state_dict(file)
+            assert session.state_dict()["checksum"] == before["checksum"]
         return True
 
     assert returned(in_threads(2, load)) == [True, True]
@@ -151,10 +151,10 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
 
 def test_bad_knobs() -> None:
     def work(transport: Any, rank: int) -> None:
-        mine = begin(transport, "topk")
+        session = begin(transport, "topk")
         for knobs in ({"memories": "sum"}, {"workers": 2}, {"memories": "all", "workers": 0}):
             with pytest.raises(ConfigurationError, match="legal"):
-                Checkpoint(mine, **knobs)
+                Checkpoint(session, **knobs)
 
     returned(in_threads(1, work))
 
@@ -171,8 +171,8 @@ def test_kinds_are_a_tree_like_the_state_and_what_is_shared_is(spec: str) -> Non
         assert other.keys() == shared[0].keys()
         for name, (text, parts) in other.items():
             assert text == shared[0][name][0]
-            for mine, theirs in zip(parts, shared[0][name][1], strict=True):
-                assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs
+            for session, theirs in zip(parts, shared[0][name][1], strict=True):
+                assert torch.equal(session, theirs) if isinstance(session, Tensor) else session == theirs
     for held, state in simulator.workers[0].state.states.values():
         check_tree(state, held.kinds(state))
 

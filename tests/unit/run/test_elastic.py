@@ -79,14 +79,14 @@ def run(spec: str, at: int, how: str) -> tuple[float, list[Any]]:
         elastic = begin(spec)
         model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         if rank == 3:
-            said = elastic.regroup(second.member(2), list(model.values()))
+            report = elastic.regroup(second.member(2), list(model.values()))
         else:
             member = first.member(rank)
             faulty = rank == (2 if how == "dies" else 1)
             transport = Dying(member, first, at if faulty else -1, how == "deaf")
             elastic.regroup(transport)  # type: ignore[arg-type]
             transport.left = at if faulty else -1
-            said = None
+            report = None
             try:
                 for step in range(3):
                     if step == 2:
@@ -101,48 +101,48 @@ def run(spec: str, at: int, how: str) -> tuple[float, list[Any]]:
             if rank == 2:
                 elastic.session.close(TransportError("died"))
                 return None
-            said = elastic.regroup(second.member(rank), list(model.values()))
-        for step in range(said.step, 6):
+            report = elastic.regroup(second.member(rank), list(model.values()))
+        for step in range(report.step, 6):
             for name, mean in elastic.step(gradients(rank, step)).items():
                 model[name] += mean
-        return model, elastic.session.worker.debts(), said
+        return model, elastic.session.worker.debts(), report
 
-    found = in_threads(4, job, first, second)
-    kept = [one for one in found if one is not None]
+    ends = in_threads(4, job, first, second)
+    kept = [end for end in ends if end is not None]
     step = kept[0][2].step
-    assert all(one[2].step == step for one in kept), "they do not agree on what counts"
-    assert all(torch.equal(one[0][name], kept[0][0][name]) for one in kept for name in SHAPES), "replicas"
+    assert all(end[2].step == step for end in kept), "they do not agree on what counts"
+    assert all(torch.equal(end[0][name], kept[0][0][name]) for end in kept for name in SHAPES), "replicas"
     apart = 0.0
     for name in SHAPES:
         computed = sum(sum(gradients(r, s)[name] for r in range(3)) / 3 for s in range(step))
         computed = computed + sum(sum(gradients(r, s)[name] for r in (0, 1, 3)) / 3 for s in range(step, 6))
-        owed = sum(one[1].get(name, torch.zeros(())) for one in kept)
+        owed = sum(end[1].get(name, torch.zeros(())) for end in kept)
         lost = sum_of["debts"][2].get(name, torch.zeros(())) if step == 2 else None
         if lost is None:
             continue  # it took along what it owed after a step that nobody else knows all of
         apart = max(apart, float((kept[0][0][name] + owed + lost - computed).abs().max()))
-    return apart, [one[2] for one in kept]
+    return apart, [end[2] for end in kept]
 
 
 @pytest.mark.parametrize("spec", SPECS[:3])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_step_counts_on_all_or_on_none(spec: str, at: int) -> None:
-    apart, said = run(spec, at, "dies")
+    apart, report = run(spec, at, "dies")
     assert apart < 1e-5
-    if said[0].step == 2:
-        assert (said[0].survivors, said[0].others, said[0].lost) == ((0, 1), (2,), 1)
-        assert "step 2: 2 workers go on, 1 join; 1 are lost, with what they owed: about 33%" in str(said[0])
+    if report[0].step == 2:
+        assert (report[0].survivors, report[0].others, report[0].lost) == ((0, 1), (2,), 1)
+        assert "step 2: 2 workers go on, 1 join; 1 are lost, with what they owed: about 33%" in str(report[0])
 
 
 def test_who_missed_the_last_answer_hears_that_the_step_counts() -> None:
-    _, said = run("topk:ratio=0.1", 2, "deaf")  # the second collective of a step of one round is the vote
-    assert [one.applied for one in said] == [False, True, False]
-    assert [one.step for one in said] == [3, 3, 3]
+    _, report = run("topk:ratio=0.1", 2, "deaf")  # the second collective of a step of one round is the vote
+    assert [end.applied for end in report] == [False, True, False]
+    assert [end.step for end in report] == [3, 3, 3]
 
 
 def test_a_step_that_one_has_not_made_counts_on_nobody() -> None:
-    _, said = run("topk:ratio=0.1", 1, "deaf")
-    assert [(one.step, one.survivors, one.others) for one in said] == [(2, (0, 1), (2,))] * 3
+    _, report = run("topk:ratio=0.1", 1, "deaf")
+    assert [(end.step, end.survivors, end.others) for end in report] == [(2, (0, 1), (2,))] * 3
 
 
 @pytest.mark.parametrize("which", ["commits at once", "a step that counts on some only"])
@@ -175,10 +175,10 @@ def test_the_mean_is_over_those_who_take_part() -> None:
         zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         return first["w"][0, 0].item(), debts.get("w"), elastic.step(zeros, part=True)["w"][0, 0].item()
 
-    found = in_threads(3, job, hub)
-    assert [one[0] for one in found] == [4.5] * 3
-    assert float(found[2][1][0, 0]) == 3, "what came too late is owed"
-    assert [one[2] for one in found] == [3.0] * 3
+    ends = in_threads(3, job, hub)
+    assert [end[0] for end in ends] == [4.5] * 3
+    assert float(ends[2][1][0, 0]) == 3, "what came too late is owed"
+    assert [end[2] for end in ends] == [3.0] * 3
 
 
 def test_a_step_without_anyone_is_refused() -> None:
@@ -201,13 +201,13 @@ def test_leaving_hands_over_what_is_owed() -> None:
             assert not elastic.session.worker.debts()
             elastic.session.close()
             return before, None
-        said = elastic.regroup(smaller.member(rank // 2))
-        return before, elastic.session.worker.debts(), said
+        report = elastic.regroup(smaller.member(rank // 2))
+        return before, elastic.session.worker.debts(), report
 
-    found = in_threads(3, job, hub, smaller)
+    ends = in_threads(3, job, hub, smaller)
     for name in SHAPES:
-        before = sum(one[0][name] for one in found)
-        torch.testing.assert_close(found[0][1][name] + found[2][1][name], before)
+        before = sum(end[0][name] for end in ends)
+        torch.testing.assert_close(ends[0][1][name] + ends[2][1][name], before)
     with pytest.raises(InputError, match=r"leaving=\[0\]: legal: some of the ranks 0 to 0, not all"):
         begin("none").hand_over([0])
 
@@ -225,9 +225,9 @@ def test_who_joins_has_the_weights_and_what_is_shared() -> None:
         elastic.regroup(three.member(rank), [weights])
         return weights, elastic.step(gradients(rank, 2))["w"]
 
-    for weights, mean in (found := in_threads(3, job, two, three)):
+    for weights, mean in (ends := in_threads(3, job, two, three)):
         assert weights.tolist() == [9.0] * 3
-        assert torch.equal(mean, found[0][1])
+        assert torch.equal(mean, ends[0][1])
 
 
 @pytest.mark.parametrize("which", ["debts of the old number of workers", "debts for nobody", "weights of its own"])

@@ -29,20 +29,20 @@ def begin() -> Steps:
     return Steps(Session({"w": torch.empty(4), "small": torch.empty(2)}, TOP1, Loopback()))
 
 
-def step(one: Steps, *numbers: float) -> Tensor:
-    mean = one.step({"w": torch.tensor(numbers), "small": torch.ones(2)})["w"].clone()
-    one.session.logs.report()
+def step(training: Steps, *numbers: float) -> Tensor:
+    mean = training.step({"w": torch.tensor(numbers), "small": torch.ones(2)})["w"].clone()
+    training.session.logs.report()
     return mean
 
 
 def test_each_line_is_of_the_steps_since_the_last_one() -> None:
-    one, lines = begin(), []
+    training, lines = begin(), []
     for _ in range(3):
-        step(one, 4.0, 3.0, 0.0, 0.0)
-    BaseHandle(one).log(lambda values, at: lines.append((at, values)), every=2, errors_every=4)
+        step(training, 4.0, 3.0, 0.0, 0.0)
+    BaseHandle(training).log(lambda values, at: lines.append((at, values)), every=2, errors_every=4)
     for _ in range(3):
-        one.session.logs.report()  # no step has ended: nothing to tell
-        step(one, 4.0, 3.0, 0.0, 0.0)
+        training.session.logs.report()  # no step has ended: nothing to tell
+        step(training, 4.0, 3.0, 0.0, 0.0)
     assert [at for at, _ in lines] == [4, 6]  # each second step of the exchange
     first, second = (values for _, values in lines)
     assert "grace/error/w" in first
@@ -51,27 +51,27 @@ def test_each_line_is_of_the_steps_since_the_last_one() -> None:
     assert second["grace/exposed_seconds"] == pytest.approx(
         second["grace/codec_seconds"] + second["grace/exchange_seconds"]
     )
-    assert second["grace/memory_norm"] == one.session.worker.memory_norm() > 0
+    assert second["grace/memory_norm"] == training.session.worker.memory_norm() > 0
 
 
 def test_the_error_is_of_gradient_and_memory_and_measuring_it_changes_nothing() -> None:
-    one, other, lines = begin(), begin(), []
-    one.session.logs.add(lambda values, at: lines.append(values), errors_every=1)
+    training, other, lines = begin(), begin(), []
+    training.session.logs.add(lambda values, at: lines.append(values), errors_every=1)
     gradients = [(4.0, 3.0, 0.0, 0.0), (0.0, 0.0, 0.0, 4.0)]
-    assert [step(one, *g).tolist() for g in gradients] == [step(other, *g).tolist() for g in gradients]
+    assert [step(training, *g).tolist() for g in gradients] == [step(other, *g).tolist() for g in gradients]
     errors = [line["grace/error/w"] for line in lines]
     assert errors == pytest.approx([3 / 5, 3 / 5])  # in the second step the memory is 3, and the gradient 4
     assert not [line for line in lines if "grace/error/small" in line]  # goes as it is
-    assert one.session.stats.traffic == other.session.stats.traffic
-    assert torch.equal(one.session.worker.state.debts()["w"], other.session.worker.state.debts()["w"])
+    assert training.session.stats.traffic == other.session.stats.traffic
+    assert torch.equal(training.session.worker.state.debts()["w"], other.session.worker.state.debts()["w"])
 
 
 def test_the_memory_norm_is_that_of_what_is_owed() -> None:
-    one = begin()
-    assert one.session.worker.memory_norm() == 0
-    step(one, 4.0, 3.0, 0.0, 0.0)
-    step(one, 4.0, 0.0, 2.0, 0.0)
-    assert one.session.worker.memory_norm() == pytest.approx(math.hypot(3, 2))
+    training = begin()
+    assert training.session.worker.memory_norm() == 0
+    step(training, 4.0, 3.0, 0.0, 0.0)
+    step(training, 4.0, 0.0, 2.0, 0.0)
+    assert training.session.worker.memory_norm() == pytest.approx(math.hypot(3, 2))
 
 
 @pytest.mark.parametrize("name", grace.methods())
@@ -99,13 +99,13 @@ def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    one = begin()
+    training = begin()
     with SummaryWriter(str(tmp_path)) as writer:
-        one.session.logs.add(writer, errors_every=1)
-        step(one, 4.0, 3.0, 0.0, 0.0)
-    found = EventAccumulator(str(tmp_path)).Reload()
-    assert {"grace/ratio", "grace/error/w", "grace/memory_norm"} <= set(found.Tags()["scalars"])
-    assert [(e.step, e.value) for e in found.Scalars("grace/memory_norm")] == [(1, 3.0)]
+        training.session.logs.add(writer, errors_every=1)
+        step(training, 4.0, 3.0, 0.0, 0.0)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert {"grace/ratio", "grace/error/w", "grace/memory_norm"} <= set(events.Tags()["scalars"])
+    assert [(e.step, e.value) for e in events.Scalars("grace/memory_norm")] == [(1, 3.0)]
 
 
 class Wandb:
@@ -123,9 +123,9 @@ class Wandb:
 
 
 def test_weights_and_biases_keeps_its_own_count_of_steps() -> None:
-    one, run = begin(), Wandb()
-    one.session.logs.add(run)
-    step(one, 4.0, 3.0, 0.0, 0.0)
+    training, run = begin(), Wandb()
+    training.session.logs.add(run)
+    step(training, 4.0, 3.0, 0.0, 0.0)
     assert run.metrics == [("grace/*", "grace/step")]
     assert run.rows[0]["grace/step"] == 1
     assert run.rows[0]["grace/memory_norm"] == 3
@@ -140,8 +140,8 @@ def test_the_real_library_of_weights_and_biases_keeps_what_it_is_told(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "3"], done.stdout
     (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    found = kept.read_bytes()
-    assert all(key in found for key in (b"grace/sent_bytes", b"grace/memory_norm", b"grace/error/w", b"mine"))
+    events = kept.read_bytes()
+    assert all(key in events for key in (b"grace/sent_bytes", b"grace/memory_norm", b"grace/error/w", b"mine"))
 
 
 _OFFLINE = """
@@ -163,10 +163,10 @@ run.finish()
 
 
 def test_what_is_refused() -> None:
-    one = begin()
+    training = begin()
     with pytest.raises(ConfigurationError, match="nothing to log to; legal: a SummaryWriter"):
-        one.session.logs.add("runs/1")
+        training.session.logs.add("runs/1")
     with pytest.raises(ConfigurationError, match="every=0"):
-        one.session.logs.add(print, every=0)
+        training.session.logs.add(print, every=0)
     with pytest.raises(ConfigurationError, match="errors_every=-1"):
-        one.session.logs.add(print, errors_every=-1)
+        training.session.logs.add(print, errors_every=-1)

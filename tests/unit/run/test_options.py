@@ -92,14 +92,14 @@ def test_doors_check_them_before_anything_is_sent(option: dict[str, Any]) -> Non
 
 def test_only_doors_take_the_options_one_by_one() -> None:
     """Behind them there is one object: an option more changes no signature inside."""
-    names, found = {field.name for field in fields(Options)}, set()
+    names, doors = {field.name for field in fields(Options)}, set()
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
-                arguments = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+                arguments = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
                 if len(arguments & names) >= 4:
-                    found.add((str(path.relative_to(SOURCES)), node.name))
-    assert found == {
+                    doors.add((str(path.relative_to(SOURCES)), node.name))
+    assert doors == {
         ("adapters/attach.py", "attach"), ("adapters/outer/door.py", "local"), ("adapters/outer/door.py", "outer"),
         ("adapters/torch_optimizer.py", "DistributedOptimizer"), ("adapters/trainers.py", "__init__"),
         ("jax/host.py", "compressed_mean_on_host"), ("keras/attach.py", "attach"), ("tensorflow/gradients.py", "__init__"),

@@ -20,40 +20,40 @@ LIKE = {"fc.weight": torch.empty(64, 64), "fc.bias": torch.empty(64), "out.weigh
 
 
 def test_it_is_a_table() -> None:
-    found = plan(LIKE, "topk:ratio=0.02", world=4)
-    assert [row.name for row in found] == list(LIKE)
-    assert [row.method for row in found] == ["topk:ratio=0.02", "none", "none"]
-    assert [row.shape for row in found] == [(64, 64), (64,), (10, 64)]
-    head, first, *_, last = str(found).splitlines()
+    planned = plan(LIKE, "topk:ratio=0.02", world=4)
+    assert [row.name for row in planned] == list(LIKE)
+    assert [row.method for row in planned] == ["topk:ratio=0.02", "none", "none"]
+    assert [row.shape for row in planned] == [(64, 64), (64,), (10, 64)]
+    head, first, *_, last = str(planned).splitlines()
     assert head.split() == ["parameter", "shape", "method", "bytes", "share"]
     assert first.split()[:5] == ["fc.weight", "64", "x", "64", "topk:ratio=0.02"]
     assert last.startswith("1 of 3 compressed; a step sends ")
-    assert sum(row.share or 0 for row in found) == pytest.approx(1)
-    assert found.as_dict()["rows"][0]["method"] == "topk:ratio=0.02"
+    assert sum(row.share or 0 for row in planned) == pytest.approx(1)
+    assert planned.as_dict()["rows"][0]["method"] == "topk:ratio=0.02"
 
 
 def test_small_tensors_beside_dgc_have_its_momentum_and_are_not_compressed() -> None:
-    found = plan(LIKE, "dgc", world=4)
-    assert [(row.method, row.compressed) for row in found] == [("dgc", True)] + [("none:memory=dgc", False)] * 2
-    assert found.rows[1].sent_bytes == plan(LIKE, "topk", world=4).rows[1].sent_bytes
-    assert "1 of 3 compressed" in str(found)
+    planned = plan(LIKE, "dgc", world=4)
+    assert [(row.method, row.compressed) for row in planned] == [("dgc", True)] + [("none:memory=dgc", False)] * 2
+    assert planned.rows[1].sent_bytes == plan(LIKE, "topk", world=4).rows[1].sent_bytes
+    assert "1 of 3 compressed" in str(planned)
 
 
 def test_what_depends_on_the_data_is_said() -> None:
-    found = plan(LIKE, "threshold", world=4)
-    assert found.rows[0].sent_bytes is None
-    assert "by the data" in str(found)
-    assert "and what depends on the data" in str(found)
+    planned = plan(LIKE, "threshold", world=4)
+    assert planned.rows[0].sent_bytes is None
+    assert "by the data" in str(planned)
+    assert "and what depends on the data" in str(planned)
 
 
 @pytest.mark.parametrize("granularity", ["parameter", "bucket", "model"])
 def test_it_adds_up_to_what_a_step_sends(granularity: Granularity) -> None:
     like = {name: torch.zeros(x.shape) for name, x in LIKE.items()}
     session = Session(like, "topk:ratio=0.02", Loopback(), Options(granularity=granularity))
-    found = session.plan()
+    planned = session.plan()
     session.exchange({name: torch.randn(x.shape) for name, x in like.items()})
-    assert found.sent_bytes == session.stats.traffic.sent
-    assert sorted(name for row in found for name in row.members) == sorted(like)
+    assert planned.sent_bytes == session.stats.traffic.sent
+    assert sorted(name for row in planned for name in row.members) == sorted(like)
 
 
 def test_it_is_of_the_coming_step() -> None:
@@ -83,10 +83,10 @@ def test_a_rule_for_no_parameter_ends_the_exchange_before_it_begins() -> None:
 )
 def test_nothing_compressed_is_warned_of(method: grace.Policy | str) -> None:
     small = {name: torch.zeros(8, 8) for name in "ab"}
-    with pytest.warns(grace.UncompressedWarning, match=r"all 2 tensors \(128 numbers\) .*none gets topk") as found:
+    with pytest.warns(grace.UncompressedWarning, match=r"all 2 tensors \(128 numbers\) .*none gets topk") as caught:
         Session(small, method, Loopback())
-    assert len(found) == 1
-    assert found[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
 
 
 def test_machines_that_are_one_are_warned_of() -> None:
@@ -122,9 +122,9 @@ def test_what_sends_no_less_than_bf16_is_warned_of(method: grace.Policy | str, w
     policy = grace.Policy.of(method)
     with pytest.warns(
         grace.UncompressedWarning, match=rf"nothing is saved: .* bytes in a step.* in bf16: {why}"
-    ) as found:
+    ) as caught:
         warn_of_more_than_bf16(policy, LARGE, world)
-    sent, bf16 = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", str(found[0].message))[:2])
+    sent, bf16 = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", str(caught[0].message))[:2])
     assert sent == plan(LARGE, policy, world).sent_bytes
     assert bf16 == pytest.approx(2 * 2 * (90_000 + 300) * (world - 1) / world, abs=1)
 

@@ -22,9 +22,9 @@ from tests.unit.networks import Loopback, in_threads
 
 
 def number(xs: Sequence[Tensor]) -> int:
-    found = digest(xs)
-    assert found is not None
-    return int(found)
+    hashed = digest(xs)
+    assert hashed is not None
+    return int(hashed)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -65,13 +65,13 @@ def test_the_order_counts_and_where_numbers_lie_does_not() -> None:
 
 
 def test_kinds_of_nan_are_one() -> None:
-    one = torch.tensor([1.0, float("nan")])
-    other = one.clone()
+    numbers = torch.tensor([1.0, float("nan")])
+    other = numbers.clone()
     bits(other)[1] ^= 5
     assert other.isnan()[1]
-    assert number([one]) == number([other])
+    assert number([numbers]) == number([other])
     inf, minus, zero = (torch.tensor([1.0, x]) for x in (float("inf"), -float("inf"), -0.0))
-    assert len({number([x]) for x in (one, inf, minus, zero, torch.tensor([1.0, 0.0]))}) == 5
+    assert len({number([x]) for x in (numbers, inf, minus, zero, torch.tensor([1.0, 0.0]))}) == 5
 
 
 # ---- what is looked at ----------------------------------------------------------------------------------------------
@@ -80,12 +80,12 @@ def test_between_two_comparisons_every_number_is_looked_at(sizes: tuple[int, ...
     means = {f"x{i}": torch.zeros(size) for i, size in enumerate(sizes)}
 
     def digests() -> list[int]:
-        one = Replicas(means, every, 2)
+        replicas = Replicas(means, every, 2)
         for step in range(every):
-            one.note({name: means[name] for name in list(means)[:2]})
-            one.note({name: means[name] for name in list(means)[2:]})
-            assert one.end_step(step) == (step == every - 1)
-        return [int(x) for x in one._digests]
+            replicas.note({name: means[name] for name in list(means)[:2]})
+            replicas.note({name: means[name] for name in list(means)[2:]})
+            assert replicas.end_step(step) == (step == every - 1)
+        return [int(x) for x in replicas._digests]
 
     clean = digests()
     for x in means.values():
@@ -101,28 +101,28 @@ def test_between_two_comparisons_every_number_is_looked_at(sizes: tuple[int, ...
 
 def test_windows_cover_all_numbers_once() -> None:
     like = {"a": torch.empty(3, 7), "none": torch.empty(0), "b": torch.empty(50), "c": torch.empty(())}
-    one, seen = Replicas(like, 8, 2), []
+    replicas, seen = Replicas(like, 8, 2), []
     for step in range(7):
-        seen += [(name, at) for name, (start, stop) in one._window.items() for at in range(start, stop)]
-        one.note({name: torch.ones(x.shape) for name, x in like.items()})
-        one.end_step(step)
+        seen += [(name, at) for name, (start, stop) in replicas._window.items() for at in range(start, stop)]
+        replicas.note({name: torch.ones(x.shape) for name, x in like.items()})
+        replicas.end_step(step)
     assert len(seen) == len(set(seen)) == 72 * 7 // 8
-    assert not one._window
-    assert one.due
+    assert not replicas._window
+    assert replicas.due
 
 
 def test_nothing_is_done_alone_or_where_it_is_switched_off() -> None:
     for every, world in ((0, 2), (1, 1)):
-        one = Replicas({"a": torch.ones(2)}, every, world)
-        one.note({"a": torch.ones(2)})
-        one.note_parameters([torch.ones(2)])
-        assert not one.end_step(0)
-        assert one._now is None
+        replicas = Replicas({"a": torch.ones(2)}, every, world)
+        replicas.note({"a": torch.ones(2)})
+        replicas.note_parameters([torch.ones(2)])
+        assert not replicas.end_step(0)
+        assert replicas._now is None
 
 
 # ---- who stands out -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("rows", "step", "ranks", "root", "said"),
+    ("rows", "step", "ranks", "root", "message"),
     [
         ([[1, 2, 0, 0], [1, 2, 0, 0], [1, 3, 0, 0]], 6, (2,), 0, "that rank 2 got in step 6 differ from those of most"),
         ([[9, 3, 0, 0], [1, 2, 0, 0], [1, 3, 0, 0]], 5, (0,), 1, "that rank 0 applied differ .* since step 5 at"),
@@ -132,13 +132,15 @@ def test_nothing_is_done_alone_or_where_it_is_switched_off() -> None:
         ([[1], [2], [3], [3], [1]], 5, (1, 2, 3), 0, "ranks"),
     ],
 )  # fmt: skip
-def test_who_stands_out(rows: list[list[int]], step: int | None, ranks: tuple[int, ...], root: int, said: str) -> None:
+def test_who_stands_out(
+    rows: list[list[int]], step: int | None, ranks: tuple[int, ...], root: int, message: str
+) -> None:
     whole = [row if len(row) > 1 else [row[0], 1, 0, 0] for row in rows]
-    found = find_difference(whole, [5, 6])
-    assert found is not None
-    assert (found.step, found.ranks, found.root) == (step, ranks, root)
-    with pytest.raises(AssertionError, match=said):
-        raise AssertionError(found.describe())
+    difference = find_difference(whole, [5, 6])
+    assert difference is not None
+    assert (difference.step, difference.ranks, difference.root) == (step, ranks, root)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(difference.describe())
 
 
 def test_a_rank_that_says_nothing_of_its_parameters_does_not_stand_out() -> None:
@@ -173,13 +175,13 @@ def exchange(steps: int, flips: dict[int, int], world: int = 3, repairs: bool = 
     def job(member: Any, rank: int) -> Any:
         transport = Flipping(member, flips[rank]) if rank in flips else member
         session = Session(LIKE, POLICY, transport, Options(**options), repairs=repairs)
-        one = Steps(session)
+        training = Steps(session)
         for step in range(steps):
             given = torch.Generator().manual_seed(10 * step + rank)
             xs = {name: torch.randn(x.shape, generator=given) for name, x in LIKE.items()}
             try:
-                one.step({"v": xs["v"]}, last=False)
-                one.step({"w": xs["w"]})
+                training.step({"v": xs["v"]}, last=False)
+                training.step({"w": xs["w"]})
             except ReplicasDifferError as error:
                 return step, error
         return session
@@ -215,9 +217,9 @@ def test_it_costs_an_all_gather_that_is_counted() -> None:
 
 
 def test_it_may_be_repaired_instead() -> None:
-    for one in exchange(3, {1: 2}, check_replicas_every=1, on_difference="broadcast", repairs=True):
-        assert one.error is None
-        assert (one.replicas.difference.ranks, one.replicas.difference.root) == ((1,), 0)
+    for ended in exchange(3, {1: 2}, check_replicas_every=1, on_difference="broadcast", repairs=True):
+        assert ended.error is None
+        assert (ended.replicas.difference.ranks, ended.replicas.difference.root) == ((1,), 0)
 
 
 def test_who_does_not_know_the_parameters_refuses_to_repair() -> None:
@@ -229,37 +231,37 @@ def test_who_does_not_know_the_parameters_refuses_to_repair() -> None:
 
 def repair(method: str, spoil: Callable[[Session], None], shapes: Sequence[int] = (4, 4, 4)) -> list[Any]:
     def job(member: Any, rank: int) -> Any:
-        one = Session(
+        session = Session(
             {"w": torch.empty(6, 6)}, grace.Policy([("*", method)]), member,
             Options(check_replicas_every=2, on_difference="broadcast"), repairs=True,
         )  # fmt: skip
         held, means = torch.full((shapes[rank],), float(rank == 1)), []
         for step in range(6):
-            one.replicas.note_parameters([held])
+            session.replicas.note_parameters([held])
             x = torch.randn(6, 6, generator=torch.Generator().manual_seed(10 * step + rank))
-            means.append(one.exchange({"w": x})["w"].clone())
+            means.append(session.exchange({"w": x})["w"].clone())
             if rank == 1 and step == 0:
-                spoil(one)
-            one.advance()
-            one.repair(lambda: [held])
+                spoil(session)
+            session.advance()
+            session.repair(lambda: [held])
         return held, means
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = in_threads(3, job)
-    return [*results, said]
+    return [*results, caught]
 
 
 def test_a_repair_copies_what_most_have_and_warns_once() -> None:
-    *results, said = repair("powersgd", lambda one: None)
+    *results, caught = repair("powersgd", lambda session: None)
     assert all(torch.equal(held, torch.zeros(4)) for held, _ in results)
-    assert [one.category for one in said] == [ReplicasWarning]
-    assert "rank 1 differ from those of most others at step 1" in str(said[0].message)
-    assert "All ranks go on with the parameters of rank 0" in str(said[0].message)
+    assert [warning.category for warning in caught] == [ReplicasWarning]
+    assert "rank 1 differ from those of most others at step 1" in str(caught[0].message)
+    assert "All ranks go on with the parameters of rank 0" in str(caught[0].message)
 
 
-def _spoil_state(one: Session) -> None:
-    _, state = one.worker.state.states["w"]
+def _spoil_state(session: Session) -> None:
+    _, state = session.worker.state.states["w"]
     for part in state if isinstance(state, tuple) else [state]:
         for x in part if isinstance(part, tuple) else [part]:
             if isinstance(x, Tensor):
@@ -267,26 +269,26 @@ def _spoil_state(one: Session) -> None:
 
 
 def test_after_a_repair_methods_start_afresh() -> None:
-    *results, said = repair("randomk:ratio=0.5,memory=ef21", _spoil_state)
-    assert said
-    (_, mine), (_, spoiled), _ = results
-    assert not torch.equal(mine[1], spoiled[1]), "the test spoils nothing"
+    *results, caught = repair("randomk:ratio=0.5,memory=ef21", _spoil_state)
+    assert caught
+    (_, untouched), (_, spoiled), _ = results
+    assert not torch.equal(untouched[1], spoiled[1]), "the test spoils nothing"
     for step in range(2, 6):
-        assert torch.equal(mine[step], spoiled[step])
+        assert torch.equal(untouched[step], spoiled[step])
 
 
 def test_a_repair_of_other_tensors_is_refused_on_all_ranks() -> None:
-    *results, _ = repair("none", lambda one: None, shapes=(4, 4, 5))
-    assert all(isinstance(one, FingerprintMismatch) for one in results), results
-    assert all("tensor 0 to repair" in str(one) for one in results)
+    *results, _ = repair("none", lambda session: None, shapes=(4, 4, 5))
+    assert all(isinstance(session, FingerprintMismatch) for session in results), results
+    assert all("tensor 0 to repair" in str(session) for session in results)
 
 
 def test_steps_without_what_would_be_looked_at_count_too() -> None:
     def job(member: Any, rank: int) -> Any:
-        one = Session(LIKE, POLICY, member, Options(check_replicas_every=4))
+        session = Session(LIKE, POLICY, member, Options(check_replicas_every=4))
         for step in range(8):
-            one.exchange({("w", "v")[step % 2]: torch.ones(LIKE[("w", "v")[step % 2]].shape)})
-            one.advance()
-        return one.stats.traffic.rounds
+            session.exchange({("w", "v")[step % 2]: torch.ones(LIKE[("w", "v")[step % 2]].shape)})
+            session.advance()
+        return session.stats.traffic.rounds
 
     assert in_threads(2, job) == [8 + 2] * 2

@@ -44,10 +44,10 @@ def scatter(given: list[dict[str, Tensor]], nonfinite: str, collectives: list[An
 
 def test_all_travel_in_one_all_to_all_with_the_same_bits_as_alone() -> None:
     asked: list[Any] = []
-    found = scatter([rows_of(rank) for rank in range(W)], "propagate", asked)
+    results = scatter([rows_of(rank) for rank in range(W)], "propagate", asked)
     assert asked == [AllToAll]
     checked = scatter([rows_of(rank) for rank in range(W)], "skip")  # each with a header of its own
-    for ours, theirs in zip(found, checked, strict=True):
+    for ours, theirs in zip(results, checked, strict=True):
         assert list(ours) == list(theirs) == list(rows_of(0))
         assert all(torch.equal(ours[name].mean, theirs[name].mean) for name in ours)
 
@@ -57,8 +57,8 @@ def test_an_inf_is_where_it_was_or_skipped_and_other_tensors_do_not_see_it(nonfi
     given = [rows_of(rank) for rank in range(W)]
     given[1]["bias"][2, 3] = torch.inf
     given[1]["matrix a"][0, 0] = torch.nan
-    found = scatter(given, nonfinite)
-    for rank, outs in enumerate(found):
+    results = scatter(given, nonfinite)
+    for rank, outs in enumerate(results):
         assert all(bool(outs[name].mean.isfinite().all()) for name in ("norm", "matrix b", "shift"))
         if nonfinite == "skip":
             assert not bool(outs["bias"].mean.any())

@@ -15,23 +15,24 @@ from grace.run import simulate
 W = 3
 
 
-def mine(rank: int) -> Tensor:
+def numbers_of(rank: int) -> Tensor:
     return torch.arange(6.0).view(3, 2) + 10 * rank
 
 
-def one(op: Collective) -> Exchange[Tensor]:
+def ask(op: Collective) -> Exchange[Tensor]:
     return (yield op)
 
 
 def run(make: Callable[[int], Collective]) -> list[Tensor]:
-    return simulate([one(make(rank)) for rank in range(W)])
+    return simulate([ask(make(rank)) for rank in range(W)])
 
 
 @pytest.mark.parametrize(
-    ("op", "expected"), [("sum", mine(0) + mine(1) + mine(2)), ("mean", mine(1)), ("max", mine(2))]
+    ("op", "expected"),
+    [("sum", numbers_of(0) + numbers_of(1) + numbers_of(2)), ("mean", numbers_of(1)), ("max", numbers_of(2))],
 )
 def test_all_reduce(op: str, expected: Tensor):
-    for answer in run(lambda r: AllReduce(mine(r), op)):  # type: ignore[arg-type]
+    for answer in run(lambda r: AllReduce(numbers_of(r), op)):  # type: ignore[arg-type]
         torch.testing.assert_close(answer, expected)
 
 
@@ -41,34 +42,34 @@ def test_the_mean_is_divided_before_it_can_overflow():
 
 
 def test_all_gather_broadcast_and_permute():
-    for answer in run(lambda r: AllGather(mine(r))):
-        assert torch.equal(answer, torch.stack([mine(0), mine(1), mine(2)]))
-    for answer in run(lambda r: Broadcast(mine(r), 2)):
-        assert torch.equal(answer, mine(2))
-    first, second, third = run(lambda r: Permute(mine(r), ((0, 1), (1, 0))))
-    assert torch.equal(first, mine(1))
-    assert torch.equal(second, mine(0))
+    for answer in run(lambda r: AllGather(numbers_of(r))):
+        assert torch.equal(answer, torch.stack([numbers_of(0), numbers_of(1), numbers_of(2)]))
+    for answer in run(lambda r: Broadcast(numbers_of(r), 2)):
+        assert torch.equal(answer, numbers_of(2))
+    first, second, third = run(lambda r: Permute(numbers_of(r), ((0, 1), (1, 0))))
+    assert torch.equal(first, numbers_of(1))
+    assert torch.equal(second, numbers_of(0))
     assert torch.equal(third, torch.zeros(3, 2))
 
 
 def test_all_to_all_and_reduce_scatter():
-    for rank, answer in enumerate(run(lambda r: AllToAll(mine(r)))):
-        assert torch.equal(answer, torch.stack([mine(r)[rank] for r in range(W)]))
-    for rank, answer in enumerate(run(lambda r: ReduceScatter(mine(r), "sum"))):
-        assert torch.equal(answer, mine(0)[rank] + mine(1)[rank] + mine(2)[rank])
+    for rank, answer in enumerate(run(lambda r: AllToAll(numbers_of(r)))):
+        assert torch.equal(answer, torch.stack([numbers_of(r)[rank] for r in range(W)]))
+    for rank, answer in enumerate(run(lambda r: ReduceScatter(numbers_of(r), "sum"))):
+        assert torch.equal(answer, numbers_of(0)[rank] + numbers_of(1)[rank] + numbers_of(2)[rank])
 
 
 @pytest.mark.parametrize("make", [AllReduce, AllGather, lambda b: Broadcast(b, 1), lambda b: Permute(b, ((0, 1),))])
 def test_answers_are_nobodys_buffer(make: Callable[[Tensor], Collective]):
-    bufs = [mine(rank) for rank in range(W)]
-    answers = simulate([one(make(buf)) for buf in bufs])
+    bufs = [numbers_of(rank) for rank in range(W)]
+    answers = simulate([ask(make(buf)) for buf in bufs])
     pointers = {t.untyped_storage().data_ptr() for t in (*bufs, *answers)}
     assert len(pointers) == 2 * W
 
 
 def test_ranks_that_ask_for_different_collectives():
     with pytest.raises(RoundMismatch) as raised:
-        run(lambda r: AllReduce(mine(r)) if r != 1 else AllGather(mine(r)))
+        run(lambda r: AllReduce(numbers_of(r)) if r != 1 else AllGather(numbers_of(r)))
     text = str(raised.value)
     assert "ranks [0, 2]: AllReduce(mean, float32, (6,))" in text
     assert "ranks [1]: AllGather(float32, (3, 2))" in text
@@ -77,11 +78,11 @@ def test_ranks_that_ask_for_different_collectives():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda r: AllReduce(mine(r)[: r + 1]),
-        lambda r: AllReduce(mine(r).half() if r else mine(r)),
-        lambda r: AllReduce(mine(r), "sum" if r else "mean"),
-        lambda r: Broadcast(mine(r), r),
-        lambda r: Permute(mine(r), ((0, r),)),
+        lambda r: AllReduce(numbers_of(r)[: r + 1]),
+        lambda r: AllReduce(numbers_of(r).half() if r else numbers_of(r)),
+        lambda r: AllReduce(numbers_of(r), "sum" if r else "mean"),
+        lambda r: Broadcast(numbers_of(r), r),
+        lambda r: Permute(numbers_of(r), ((0, r),)),
     ],
 )
 def test_every_field_must_agree(make: Callable[[int], Collective]):

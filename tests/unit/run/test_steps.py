@@ -57,11 +57,11 @@ def test_means_and_what_is_counted() -> None:
 
 def test_means_go_where_they_should() -> None:
     training = two()
-    mine, outside = vector(1, 2, 3, 4), torch.full((4,), 9.0)
-    means = training.step({"w": mine, "v": vector(4, 3, 2, 1)}, into={"w": mine, "v": outside})
-    assert means["w"] is mine
+    own, outside = vector(1, 2, 3, 4), torch.full((4,), 9.0)
+    means = training.step({"w": own, "v": vector(4, 3, 2, 1)}, into={"w": own, "v": outside})
+    assert means["w"] is own
     assert means["v"] is outside
-    assert mine.tolist() == [0, 0, 0, 4]
+    assert own.tolist() == [0, 0, 0, 4]
     assert outside.tolist() == [4, 0, 0, 0]
 
 
@@ -229,8 +229,8 @@ def test_a_state_survives_as_plain_arrays() -> None:
     resumed.session.load_state_dict(nested(flat(saved)))
     again.session.load_state_dict(saved)
     xs = {"w": vector(0, 0, 0, 1), "v": vector(1, 0, 0, 0)}
-    means = [one.step({n: x.clone() for n, x in xs.items()}) for one in (stopped, resumed, again)]
-    assert all(torch.equal(one[name], means[0][name]) for one in means for name in xs)
+    means = [result.step({n: x.clone() for n, x in xs.items()}) for result in (stopped, resumed, again)]
+    assert all(torch.equal(result[name], means[0][name]) for result in means for name in xs)
 
 
 def test_closed() -> None:

@@ -22,98 +22,98 @@ NAMES = ("a", "b")
 
 
 def worker(policy: Policy = TOPK, *choices: Policy) -> Worker:
-    one = Worker(policy, 0, 1)
-    one.keep_unapplied()
+    lone = Worker(policy, 0, 1)
+    lone.keep_unapplied()
     if choices:
-        one.offer(choices)
-        one.use(0)
-    return one
+        lone.offer(choices)
+        lone.use(0)
+    return lone
 
 
-def exchange(one: Worker, seed: int) -> dict[str, Tensor]:
+def exchange(lone: Worker, seed: int) -> dict[str, Tensor]:
     made = torch.Generator().manual_seed(seed)
     tensors = {name: torch.randn(20, 30, generator=made) for name in NAMES}
-    (outs,) = simulate([one.exchange(tensors)])
-    one.workspace.reset()
-    one.advance()
+    (outs,) = simulate([lone.exchange(tensors)])
+    lone.workspace.reset()
+    lone.advance()
     return {name: out.mean.clone() for name, out in outs.items()}
 
 
-def owed(one: Worker) -> Any:
+def owed(lone: Worker) -> Any:
     """State that the next step depends on, without the count of steps."""
-    saved = one.state_dict()
+    saved = lone.state_dict()
     return [in_bytes(saved[key]) for key in ("states", "methods", "owed")] + [saved.get("instalments")]
 
 
 def test_a_trial_that_is_dropped_is_undone() -> None:
-    one = worker(TOPK, TOPK, EF21, NONE)
-    exchange(one, 0)
+    lone = worker(TOPK, TOPK, EF21, NONE)
+    exchange(lone, 0)
     for number in (1, 2, 1):
-        one.settle()
-        one.use(number, trial=True)
-        exchange(one, number)
-        one.settle()
-        before = owed(one)
-        exchange(one, number + 10)
-        assert one.settle(NAMES) == 1
-        assert owed(one) == before
-    one.use(0)
-    exchange(one, 20)
-    assert one.settle() == 0
+        lone.settle()
+        lone.use(number, trial=True)
+        exchange(lone, number)
+        lone.settle()
+        before = owed(lone)
+        exchange(lone, number + 10)
+        assert lone.settle(NAMES) == 1
+        assert owed(lone) == before
+    lone.use(0)
+    exchange(lone, 20)
+    assert lone.settle() == 0
 
 
 def test_a_debt_that_was_paid_by_a_dropped_step_is_owed_again() -> None:
-    one = worker()
-    exchange(one, 0)
-    one.settle()
-    one.switch(NONE)
-    debt = {name: state[0].clone() for name, state in one.state_dict()["states"].items()}
-    exchange(one, 1)  # pays it
-    assert not one.state_dict()["owed"]
-    assert one.settle(NAMES) == 1
-    assert {name: x for name, x in one.state_dict()["owed"].items() if not torch.equal(x, debt[name])} == {}
-    means = exchange(one, 2)
+    lone = worker()
+    exchange(lone, 0)
+    lone.settle()
+    lone.switch(NONE)
+    debt = {name: state[0].clone() for name, state in lone.state_dict()["states"].items()}
+    exchange(lone, 1)  # pays it
+    assert not lone.state_dict()["owed"]
+    assert lone.settle(NAMES) == 1
+    assert {name: x for name, x in lone.state_dict()["owed"].items() if not torch.equal(x, debt[name])} == {}
+    means = exchange(lone, 2)
     (plain,) = [exchange(worker(NONE), 2)]
     for name in NAMES:
         torch.testing.assert_close(means[name], plain[name] + debt[name])
 
 
 def test_instalments_that_a_dropped_step_paid_are_owed_again() -> None:
-    one = worker(TOPK, TOPK, NONE)
-    exchange(one, 0)
-    one.settle()
-    one.use(1)
-    exchange(one, 1)
-    one.settle()
-    before = owed(one)
-    exchange(one, 2)
-    assert owed(one) != before
-    one.settle(NAMES)
-    assert owed(one) == before
+    lone = worker(TOPK, TOPK, NONE)
+    exchange(lone, 0)
+    lone.settle()
+    lone.use(1)
+    exchange(lone, 1)
+    lone.settle()
+    before = owed(lone)
+    exchange(lone, 2)
+    assert owed(lone) != before
+    lone.settle(NAMES)
+    assert owed(lone) == before
 
 
 def test_a_step_that_counts_may_still_be_dropped_and_one_that_fails_leaves_what_waits() -> None:
-    one = worker()
-    one.holds = True
-    exchange(one, 0)
-    one.commit()
-    one.settle()
-    first = owed(one)
-    exchange(one, 1)
-    one.commit()  # all have it; none has applied it
-    second = owed(one)
-    one.settle(waiting=NAMES)
-    exchange(one, 2)
-    one.abandon()
-    assert owed(one) == second
-    exchange(one, 2)
-    one.commit()
-    assert one.settle(NAMES) == 2
-    assert owed(one) == first
+    lone = worker()
+    lone.holds = True
+    exchange(lone, 0)
+    lone.commit()
+    lone.settle()
+    first = owed(lone)
+    exchange(lone, 1)
+    lone.commit()  # all have it; none has applied it
+    second = owed(lone)
+    lone.settle(waiting=NAMES)
+    exchange(lone, 2)
+    lone.abandon()
+    assert owed(lone) == second
+    exchange(lone, 2)
+    lone.commit()
+    assert lone.settle(NAMES) == 2
+    assert owed(lone) == first
     for step in range(3, 6):
-        exchange(one, step)
-        one.commit()
-        one.settle()
+        exchange(lone, step)
+        lone.commit()
+        lone.settle()
 
 
 def test_a_group_is_dropped_as_a_whole() -> None:
@@ -132,25 +132,25 @@ def test_a_group_is_dropped_as_a_whole() -> None:
 
 
 def test_what_is_loaded_is_not_undone() -> None:
-    one = worker()
-    exchange(one, 0)
-    saved = one.state_dict()
-    exchange(one, 1)
-    one.load_state_dict(saved, {name: torch.empty(20, 30) for name in NAMES})
-    assert one.settle(NAMES) == 0
-    assert in_bytes(one.state_dict()["states"]) == in_bytes(saved["states"])
+    lone = worker()
+    exchange(lone, 0)
+    saved = lone.state_dict()
+    exchange(lone, 1)
+    lone.load_state_dict(saved, {name: torch.empty(20, 30) for name in NAMES})
+    assert lone.settle(NAMES) == 0
+    assert in_bytes(lone.state_dict()["states"]) == in_bytes(saved["states"])
 
 
 def test_no_memory_is_taken_after_the_first_steps(monkeypatch: Any) -> None:
-    one = worker()
+    lone = worker()
     for step in range(3):
-        one.settle()
-        exchange(one, step)
-    places = [{state[0].data_ptr() for _, state in one._states.values()}]
+        lone.settle()
+        exchange(lone, step)
+    places = [{state[0].data_ptr() for _, state in lone._states.values()}]
     for step in range(3, 9):
-        one.settle(NAMES if step % 3 == 0 else ())
-        exchange(one, step)
-        places.append({state[0].data_ptr() for _, state in one._states.values()})
+        lone.settle(NAMES if step % 3 == 0 else ())
+        exchange(lone, step)
+        places.append({state[0].data_ptr() for _, state in lone._states.values()})
     assert len(set().union(*places)) == 2 * len(NAMES), "two sides that take turns"
 
 

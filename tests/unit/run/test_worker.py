@@ -254,9 +254,9 @@ def test_a_later_round_that_fails_leaves_every_memory_whole():
     policy = Policy([("long", f"{TOP1},communicator=scatterreduce"), ("*", TOP1)])
     tensors = {"short": vector(4, 1, 2, -3), "long": vector(1, -5, 2, 3)}
     worker, twin = Worker(policy, 0, 1), Worker(policy, 0, 1)
-    for one in (worker, twin):
-        step(one, **tensors)
-        one.workspace.reset()
+    for either in (worker, twin):
+        step(either, **tensors)
+        either.workspace.reset()
     before = worker.state_dict()
 
     failing = worker.exchange({name: x.clone() for name, x in tensors.items()})
@@ -275,10 +275,10 @@ def test_a_later_round_that_fails_leaves_every_memory_whole():
     worker.workspace.reset()
     tensors = {"other": vector(9, 8, 7, 6), **tensors}  # comes first, and wants storage of the same size
     for _ in range(3):  # the storage of a memory that is still in use is lent to nobody
-        mine, other = step(worker, **tensors), step(twin, **tensors)
+        own, other = step(worker, **tensors), step(twin, **tensors)
         worker.workspace.reset()
         twin.workspace.reset()
-        assert all(torch.equal(mine[name], other[name]) for name in tensors)
+        assert all(torch.equal(own[name], other[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("spec", ["none", Policy([("*.bias", "none"), ("*", "none")])])

@@ -54,7 +54,7 @@ def test_answers_are_the_same(name: str, shape: tuple[int, ...], dtype: torch.dt
 @pytest.mark.parametrize("op", [AllReduce, lambda x: ReduceScatter(x.expand(WORLD, 2, 3).contiguous())])
 def test_sums_of_the_network_are_left_alone(op: Callable[[Tensor], Collective]) -> None:
     given = [op(numbers(rank)) for rank in range(WORLD)]
-    assert [next(checksummed(ask(one), rank, WORLD)) for rank, one in enumerate(given)] == given
+    assert [next(checksummed(ask(payload), rank, WORLD)) for rank, payload in enumerate(given)] == given
 
 
 def test_room_that_was_brought_along_is_used() -> None:
@@ -66,8 +66,8 @@ def test_room_that_was_brought_along_is_used() -> None:
 
 def test_four_bytes_are_counted() -> None:
     tracers = [Tracer(rank, WORLD) for rank in range(WORLD)]
-    simulate([one.trace(checksummed(ask(AllGather(numbers(r))), r, WORLD)) for r, one in enumerate(tracers)])
-    assert [one.traffic.sent for one in tracers] == [2 * (24 + 4)] * WORLD
+    simulate([tracer.trace(checksummed(ask(AllGather(numbers(r))), r, WORLD)) for r, tracer in enumerate(tracers)])
+    assert [tracer.traffic.sent for tracer in tracers] == [2 * (24 + 4)] * WORLD
 
 
 def damage(name: str, rank: int, place: int) -> str:
@@ -91,10 +91,10 @@ def damage(name: str, rank: int, place: int) -> str:
     ],
 )  # fmt: skip
 def test_whoever_sent_it_is_named(name: str, rank: int, place: int, sender: int) -> None:
-    said = damage(name, rank, place)
-    assert said.startswith(f"step 0: what rank {sender} sent in {type(OPS[name](numbers(0))).__name__}(")
-    assert f"is damaged on rank {rank}" in said
-    assert "start again from a checkpoint" in said
+    message = damage(name, rank, place)
+    assert message.startswith(f"step 0: what rank {sender} sent in {type(OPS[name](numbers(0))).__name__}(")
+    assert f"is damaged on rank {rank}" in message
+    assert "start again from a checkpoint" in message
 
 
 def test_every_flipped_bit_is_found() -> None:

@@ -81,8 +81,8 @@ def test_jax_where_there_are_several_processes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_transport_is_passed_through() -> None:
-    mine = Alone()
-    assert grace.transport(mine) is mine
+    own = Alone()
+    assert grace.transport(own) is own
 
 
 def test_the_choice_is_logged_and_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,8 @@ from tests.unit.networks import Loopback, in_threads
 
 
 def test_without_axes_it_stays_as_it_is() -> None:
-    one = Alone()
-    assert lay_out(one, {}) is one
+    alone = Alone()
+    assert lay_out(alone, {}) is alone
 
 
 def test_a_grid_that_has_the_axes_stays_as_it_is() -> None:

@@ -72,12 +72,12 @@ def test_mpi(env, place):
 
 
 def test_the_number_of_workers_of_a_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for said, local in (("", None), ("4", LocalWorld(4, LOCAL_WORLD))):
-        monkeypatch.setenv(LOCAL_WORLD, said)
+    for value, local in (("", None), ("4", LocalWorld(4, LOCAL_WORLD))):
+        monkeypatch.setenv(LOCAL_WORLD, value)
         assert find_local_world() == local
-    for said in ("0", "-1", "two", "1.5"):
-        monkeypatch.setenv(LOCAL_WORLD, said)
-        with pytest.raises(ConfigurationError, match=f"{LOCAL_WORLD}='{said}'; legal: a whole number >= 1"):
+    for value in ("0", "-1", "two", "1.5"):
+        monkeypatch.setenv(LOCAL_WORLD, value)
+        with pytest.raises(ConfigurationError, match=f"{LOCAL_WORLD}='{value}'; legal: a whole number >= 1"):
             find_local_world()
 
 

@@ -300,9 +300,9 @@ def test_a_crowd_of_strangers_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) 
         rank.join()
         assert next(strangers, None) is None, "all of them were seen"
         assert len(crowd) > 4
-        for one in crowd[:-1]:
-            one.setblocking(True)
-            assert one.recv(1) == b"", "closed, and told nothing"
+        for stranger in crowd[:-1]:
+            stranger.setblocking(True)
+            assert stranger.recv(1) == b"", "closed, and told nothing"
         for descriptors in got:
             joining._close_all(descriptors)
     assert len(got) == 2

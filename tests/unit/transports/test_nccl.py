@@ -47,7 +47,7 @@ def test_a_permutation_is_one_batch(transport: Any, monkeypatch: pytest.MonkeyPa
     batches: list[list[tuple[str, int]]] = []
 
     def batch(messages: list[Any]) -> list[Any]:
-        batches.append([(one.op.__name__, one.peer) for one in messages])
+        batches.append([(message.op.__name__, message.peer) for message in messages])
         return []
 
     monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank)

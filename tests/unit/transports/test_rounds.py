@@ -39,34 +39,34 @@ def meet(rounds: Counted) -> None:
 
 def in_threads(*calls: Any) -> None:
     threads = [threading.Thread(target=call) for call in calls]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_all_who_come_begin_together_and_others_wait_for_the_next_round() -> None:
     store = dist.HashStore()
     every = [Counted(store, 2, 3, patience=PATIENCE, seconds=PATIENCE) for _ in range(3)]
-    for one in every:
-        one._silence = PATIENCE
-    in_threads(*[lambda one=one: meet(one) for one in every])
-    assert sorted(one.formed for one in every if one.formed) == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
-    assert not any(one.waiting() for one in every)
+    for meeting in every:
+        meeting._silence = PATIENCE
+    in_threads(*[lambda meeting=meeting: meet(meeting) for meeting in every])
+    assert sorted(meeting.formed for meeting in every if meeting.formed) == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
+    assert not any(meeting.waiting() for meeting in every)
     late = Counted(store, 2, 3, seconds=0.15)
     with pytest.raises(AbsentError, match=r"no round began within 0 s with 2 workers or more"):
         late.meet()
-    assert all(one.waiting() for one in every), "someone has come"
+    assert all(meeting.waiting() for meeting in every), "someone has come"
 
 
 def disagree() -> list[bool]:
     """Two came to a round; one of them is heard of only after the other has given it up. What each of them says."""
-    store, said = dist.HashStore(), []
+    store, answers = dist.HashStore(), []
     for _ in range(2):
-        one = Counted(store, 2, 2)
-        one._number = 1
-        said.append(one._all_here(2))
-    return said
+        meeting = Counted(store, 2, 2)
+        meeting._number = 1
+        answers.append(meeting._all_here(2))
+    return answers
 
 
 def test_a_round_that_one_has_given_up_is_over_for_all() -> None:
@@ -84,10 +84,10 @@ def test_who_would_go_on_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_round_whose_judge_has_died_is_over() -> None:
-    one = Counted(dist.HashStore(), 2, 2)
-    one._number = 1
-    one._store.add("1/decides", 1)
-    assert not one._all_here(2)
+    meeting = Counted(dist.HashStore(), 2, 2)
+    meeting._number = 1
+    meeting._store.add("1/decides", 1)
+    assert not meeting._all_here(2)
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:

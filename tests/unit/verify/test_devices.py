@@ -32,8 +32,8 @@ def test_a_device_that_computes_something_else_is_told(factor: float, how: str, 
     def spoil(*args: Any, **kwargs: Any) -> Any:
         done = run(*args, **kwargs)
         if backends.active()[0] != "reference":
-            for one in done:
-                one.mean.mul_(factor)
+            for out in done:
+                out.mean.mul_(factor)
         return done
 
     monkeypatch.setattr(devices, "run", spoil)
@@ -55,21 +55,21 @@ def ask(*args: str) -> Any:
 
 
 def test_the_command_compares_devices():
-    found = ask("--device", "cpu", "--json")
-    assert found.exit_code == 0
-    assert json.loads(found.stdout)["device"] == {"name": "cpu", "inputs": dict.fromkeys(UGLY, "bits")}
+    result = ask("--device", "cpu", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["device"] == {"name": "cpu", "inputs": dict.fromkeys(UGLY, "bits")}
     assert f"cpu: the bits of the CPU for {len(UGLY)} of {len(UGLY)} kinds of input" in ask("--device", "cpu").stdout
 
 
 def test_a_device_that_is_not_there_is_refused():
-    found = ask("--device", "cuda:9")
-    assert found.exit_code == 2
-    assert "legal: cpu" in found.stderr
+    result = ask("--device", "cuda:9")
+    assert result.exit_code == 2
+    assert "legal: cpu" in result.stderr
 
 
 def test_a_difference_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices, "compare_devices", lambda method, device: {"zeros": "bits", "ties": "different"})
-    found = ask("--device", "cpu")
-    assert found.exit_code == 1
-    assert "signsgd does something else on cpu: ties" in found.stderr
-    assert "1 different" in found.stdout
+    result = ask("--device", "cpu")
+    assert result.exit_code == 1
+    assert "signsgd does something else on cpu: ties" in result.stderr
+    assert "1 different" in result.stdout

@@ -12,9 +12,9 @@ def draws(number, shape=(500,), seed=0):
 
 def test_p_values_of_unbiased_draws_are_uniform_enough():
     x = draws(1)[0]
-    found = [bias_p_value(x + draws(40, seed=seed), x) for seed in range(1, 201)]
-    assert min(found) > 1e-4
-    assert sum(p < 0.1 for p in found) <= 40  # expected: at most 20 of 200
+    p_values = [bias_p_value(x + draws(40, seed=seed), x) for seed in range(1, 201)]
+    assert min(p_values) > 1e-4
+    assert sum(p < 0.1 for p in p_values) <= 40  # expected: at most 20 of 200
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def test_the_page_says_what_is_counted():
     assert len(rows) == 9
     xs = [normal(256, 256, seed=1)(rank) for rank in range(4)]
     for name, kept, most in rows:
-        found = measure_peak(grace.method(name), xs)
-        assert (f"{found.kept / 65536:.1f}", f"{found.most / 65536:.1f}") == (kept, most), name
+        peak = measure_peak(grace.method(name), xs)
+        assert (f"{peak.kept / 65536:.1f}", f"{peak.most / 65536:.1f}") == (kept, most), name
 
 
 def test_what_is_freed_counts_no_longer():
@@ -36,17 +36,17 @@ def test_what_is_freed_counts_no_longer():
 
 def test_facts_with_memory():
     like = torch.empty(64, 64, device="meta")
-    found = facts("topk:ratio=0.1", like)
+    measured = facts("topk:ratio=0.1", like)
     xs = [normal(64, 64, seed=1)(rank) for rank in range(4)]
-    assert (found.kept, found.peak) == (4 * 4096, measure_peak(grace.method("topk:ratio=0.1"), xs).most)
+    assert (measured.kept, measured.peak) == (4 * 4096, measure_peak(grace.method("topk:ratio=0.1"), xs).most)
     declared = grace.method("topk:ratio=0.1").facts(like)
     assert (declared.kept, declared.peak) == (None, None)
-    assert found.payload == declared.payload
+    assert measured.payload == declared.payload
     assert facts(grace.TopK(ratio=0.1), torch.tensor(1.0), 1).kept == 0, "without a memory, of a number alone"
 
 
 @pytest.mark.parametrize(
-    ("method", "workers", "said"),
+    ("method", "workers", "message"),
     [
         ("topk:machine=2", 3, "3 workers"),
         ("topk:machine=2", 4, "without machine="),
@@ -55,6 +55,6 @@ def test_facts_with_memory():
         ("topkk", 4, "topkk"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(method: object, workers: int, said: str):
-    with pytest.raises(grace.GraceError, match=said):
+def test_what_cannot_be_counted_is_refused(method: object, workers: int, message: str):
+    with pytest.raises(grace.GraceError, match=message):
         facts(method, torch.empty(8, 8), workers)

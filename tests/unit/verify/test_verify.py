@@ -40,8 +40,8 @@ def call(*arguments):
 # one of each kind; tests/laws has all methods, and more inputs
 @pytest.mark.parametrize("name", ["none", "fp16", "qsgd", "efsignsgd", "topk", "randomk", "powersgd", "dgc", "signsgd"])
 def test_a_method_of_each_kind_holds(name):
-    found = verify(name, QUICK)
-    assert found.holds, [finding for finding in found.findings if finding.verdict == "broken"]
+    report = verify(name, QUICK)
+    assert report.holds, [finding for finding in report.findings if finding.verdict == "broken"]
 
 
 def test_every_law_but_the_speed_is_broken_by_some_method():
@@ -166,14 +166,14 @@ def test_schedules_and_memories_are_verified_too():
         "efsignsgd:communicator=scatterreduce,server_memory=true,memory=distef,follow_lr=true",
         "qsgd:communicator=parameterserver,server=1",
     ):
-        found = verify(text, TINY)
-        assert found.holds, (text, [finding for finding in found.findings if finding.verdict == "broken"])
+        report = verify(text, TINY)
+        assert report.holds, (text, [finding for finding in report.findings if finding.verdict == "broken"])
 
 
 def test_rows_that_are_kept_apart_hold_over_scatter_reduce():
-    found = verify(own.KeepsRowsApart, TINY)
-    assert found.holds, found.spell_broken()
-    assert found.composed == ("ScatterReduce",)
+    report = verify(own.KeepsRowsApart, TINY)
+    assert report.holds, report.spell_broken()
+    assert report.composed == ("ScatterReduce",)
 
 
 def test_what_breaks_over_several_rows_only_is_told_by_default():

@@ -53,8 +53,8 @@ def outer(
     ``local_sgd``         the replicas are averaged every H steps (Stich, 1805.09767): lr 1
     ``post_local_sgd``    the same after steps that average gradients (Lin et al., 1808.07217)
     ``diloco``            H 500, outer Nesterov 0.7, 0.9 (Douillard et al., 2311.08105)
-    ``streaming_diloco``  H 100, 4 fragments, applied one step later, alpha 0.5 (Douillard et al., 2501.18512)
-    ``sparseloco``        H 30, the largest 1/64, error feedback beta 0.95, lr 1 (Sarfi et al., 2508.15706)
+    ``streaming_diloco``  H 100, 4 fragments in ``e3m0``, applied one step later, alpha 0.5 (Douillard et al., 2501.18512)
+    ``sparseloco``        H 30, lr 1, ``chunktopk``: 64 of 4096, 2 bits, error feedback (Sarfi et al., 2508.15706)
     ``muloco``            H 30, 2 bits with error feedback, outer Nesterov 0.7, 0.9 (Therien et al., 2505.23725)
     ====================  =================================================================================================
 

@@ -89,10 +89,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({
     "post_local_sgd": Preset("none", {}, asks=("every", "warmup_steps")),
     "diloco": Preset("none", {"every": 500, **_NESTEROV}),
     "streaming_diloco": Preset(
-        "fp8", {"every": 100, "fragments": 4, "delay": 1, "alpha": 0.5, **_NESTEROV}
+        "e3m0", {"every": 100, "fragments": 4, "delay": 1, "alpha": 0.5, **_NESTEROV}
     ),
-    "sparseloco": Preset("topk:ratio=0.015625,beta=0.95", {"every": 30}),
-    "muloco": Preset("qsgd:bits=2,memory=residual", {"every": 30, **_NESTEROV}),
+    "sparseloco": Preset("chunktopk", {"every": 30}),
+    "muloco": Preset("qsgd:bits=2,bucket=64,memory=residual", {"every": 30, **_NESTEROV}),
 })  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def read_outer(
     Example:
         >>> settings, method = read_outer("sparseloco:every=32,lr=0.4")
         >>> settings.every, settings.lr, method
-        (32, 0.4, 'topk:ratio=0.015625,beta=0.95')
+        (32, 0.4, 'chunktopk')
     """
     if isinstance(method, str) and _head(method) in PRESETS:
         if preset is not None:

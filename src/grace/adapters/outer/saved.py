@@ -5,23 +5,80 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.outer.state import OuterState
+from grace.adapters.sharded_checkpoint import ShardedCheckpoint
+from grace.adapters.trained import part_of
 from grace.errors import StateError
 from grace.run.checkpoint import Checkpoint, Chooser, Memories, pack, unpack
 from grace.run.session import Session
 
 
-class WindowCheckpoint(Checkpoint):
-    """As :class:`~grace.run.checkpoint.Checkpoint`, with theta and the outer momentum, which are the same on all ranks.
+class Window:
+    """The part of a checkpoint that is an outer loop's: theta and the outer momentum, which are the same on all ranks.
 
     Args:
-        session, memories, workers, whole, chooser: as there.
         steps: those made so far.
         state: theta and the momentum.
         go_on: called with the steps that were loaded, once ``state`` is loaded.
+    """
+
+    def __init__(self, steps: int, state: OuterState, go_on: Callable[[int], None]):
+        self._steps, self._state, self._go_on = steps, state, go_on
+
+    def _held(self) -> dict[str, Mapping[str, Tensor]]:
+        """Tensors that are saved, by the name that they have there, and their parameter's."""
+        parts: dict[str, Mapping[str, Tensor]] = {"reference": self._state.theta}
+        return {**parts, "momentum": self._state.momentum} if self._state.momentum else parts
+
+    def save(self, place: Callable[[str, Tensor], Any]) -> dict[str, Any]:
+        """The entries of a checkpoint; ``place`` makes what is saved of a copy of the tensor, of any shape, of a name."""
+        held = self._held()
+        shared = {key: {name: place(name, x.clone()) for name, x in held[key].items()} for key in held}
+        return {"window": pack({"steps": self._steps}), **shared}
+
+    def read(self, saved: Any) -> dict[str, int]:
+        """Reads these entries, without changing anything, and returns what all ranks must have in common of them.
+
+        Raises:
+            StateError: they do not fit.
+        """
+        held = self._held()
+        if missing := {"window", *held} - saved.keys():
+            raise StateError(f"not a checkpoint of this outer loop: it lacks {', '.join(sorted(missing))}")
+        window = unpack(saved["window"])
+        steps = window.get("steps") if isinstance(window, dict) else None
+        if type(steps) is not int or steps < 0:
+            raise StateError(f"the checkpoint counts {steps!r} steps; legal: a whole number >= 0")
+        for key, like in held.items():
+            check_fits(key, self._parts(saved[key]), like)
+        return {"steps": steps}
+
+    def load(self, saved: Any) -> None:
+        """Goes on from these entries, which :meth:`read` has read."""
+        for key, held in self._held().items():
+            parts = self._parts(saved[key])
+            for name, x in held.items():
+                x.copy_(parts[name])
+        self._go_on(unpack(saved["window"])["steps"])
+
+    @staticmethod
+    def _parts(tensors: Any) -> Any:
+        """The local tensors, where they are DTensors."""
+        if not isinstance(tensors, Mapping):
+            return tensors
+        return {name: part_of(x) if isinstance(x, Tensor) else x for name, x in tensors.items()}
+
+
+class WindowCheckpoint(Checkpoint):
+    """As :class:`~grace.run.checkpoint.Checkpoint`, with what is an outer loop's.
+
+    Args:
+        session, memories, workers, whole, chooser: as there.
+        steps, state, go_on: as for :class:`Window`.
     """
 
     def __init__(
@@ -37,34 +94,52 @@ class WindowCheckpoint(Checkpoint):
         go_on: Callable[[int], None],
     ):
         super().__init__(session, memories, workers, at_rank0, chooser)
-        self._steps, self._state, self._go_on = steps, state, go_on
-
-    def _shared(self) -> dict[str, Mapping[str, Tensor]]:
-        """Tensors that are saved, by the name that they have there, and their parameter's."""
-        parts: dict[str, Mapping[str, Tensor]] = {"reference": self._state.theta}
-        return {**parts, "momentum": self._state.momentum} if self._state.momentum else parts
+        self._window = Window(steps, state, go_on)
 
     def state_dict(self) -> dict[str, Any]:
-        shared = {key: {name: x.clone() for name, x in held.items()} for key, held in self._shared().items()}
-        return {**super().state_dict(), "window": pack({"steps": self._steps}), **shared}
+        return {**super().state_dict(), **self._window.save(lambda _, x: x)}
 
     def load_state_dict(self, saved: Any) -> None:
         super().load_state_dict(saved)
-        for key, held in self._shared().items():
-            for name, x in held.items():
-                x.copy_(saved[key][name])
-        self._go_on(self._read_more(saved)["steps"])
+        self._window.load(saved)
 
-    def _read_more(self, saved: Any) -> dict[str, int]:
-        if missing := {"window", *self._shared()} - saved.keys():
-            raise StateError(f"not a checkpoint of this outer loop: it lacks {', '.join(sorted(missing))}")
-        window = unpack(saved["window"])
-        steps = window.get("steps") if isinstance(window, dict) else None
-        if type(steps) is not int or steps < 0:
-            raise StateError(f"the checkpoint counts {steps!r} steps; legal: a whole number >= 0")
-        for key, held in self._shared().items():
-            check_fits(key, saved[key], held)
-        return {"steps": steps}
+    def _read_more(self, saved: Any) -> Mapping[str, object]:
+        return self._window.read(saved)
+
+
+class ShardedWindowCheckpoint(ShardedCheckpoint):
+    """As :class:`~grace.adapters.sharded_checkpoint.ShardedCheckpoint`, with what is an outer loop's.
+
+    Args:
+        session, parameters, shards, chooser: as there.
+        steps, state, go_on: as for :class:`Window`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Mapping[str, Any],
+        shards: dist.ProcessGroup,
+        chooser: Chooser,
+        *,
+        steps: int,
+        state: OuterState,
+        go_on: Callable[[int], None],
+    ):
+        super().__init__(session, parameters, shards, chooser)
+        self._window = Window(steps, state, go_on)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **self._window.save(self._shard)}
+
+    def load_state_dict(self, saved: Any) -> None:
+        super().load_state_dict(saved)
+        self._window.load(saved)
+
+    def _read(self, saved: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        about, owed = super()._read(saved)
+        self._window.read(saved)
+        return about, owed
 
 
 def complete(saved: Any) -> Any:

@@ -25,7 +25,8 @@ DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
 
 
 def fit_listed(bits: Numbers, each: int, sizes: Numbers) -> Numbers:
-    """Most of ``sizes [T]`` numbers that fit into ``bits [W, T]`` with ``each`` bits beside their places: ``[W, T]``.
+    """Greatest count of ``sizes [T]`` numbers that fits into ``bits [W, T]`` with ``each`` bits beside their places: ``[W,
+    T]``.
 
     A list of k places takes no less than ``k log2(n / k)`` bits, and no less than k, if its size follows from n and k.
     """

@@ -123,7 +123,7 @@ def are_even(rows: int, n: int) -> bool:
 
 
 def span_of(block: int, *, whole: bool) -> int:
-    """Number of numbers that a program takes, or that it takes where it takes ``whole`` blocks of this size."""
+    """Size of a program's share in numbers; with ``whole``, of whole blocks of this size."""
     return max(TILE, block) if whole else TILE
 
 

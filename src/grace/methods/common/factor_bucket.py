@@ -48,13 +48,13 @@ class DenseTensors:
 
     def __init__(self, sizes: Sequence[int], at: Sequence[int], places: Sequence[int], device: torch.device):
         self.at, self._places = list(at), places
-        self._sent, self._said, self._means = (Many([sizes[i] for i in at], (), (), device) for _ in range(3))
+        self._sent, self._received, self._means = (Many([sizes[i] for i in at], (), (), device) for _ in range(3))
 
     def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], message: Tensor) -> bool:
         """From now on these are all tensors, rooms for their means, and the message ``[s]``; see :meth:`Many.point`."""
         parts = [message[self._places[i] : self._places[i + 1]] for i in self.at]
         there = self._sent.point(rows_of(xs, self.at)) and self._means.point(rows_of(means, self.at))
-        return there and self._said.point([part[None] for part in parts])
+        return there and self._received.point([part[None] for part in parts])
 
     def put(self, message: Tensor, *, keep: bool) -> None:
         """Puts them into the message ``[s]``. If the rests are wanted: NaN in the place of what is not finite, and nothing is
@@ -62,9 +62,9 @@ class DenseTensors:
         """
         if not self.at:
             return
-        finite = round_many(message, self._sent, self._said, 1.0)
+        finite = round_many(message, self._sent, self._received, 1.0)
         if keep:
-            poison_many(finite, self._said)
+            poison_many(finite, self._received)
             torch._foreach_zero_(list(self._sent.xs))
 
     def results(
@@ -80,10 +80,10 @@ class DenseTensors:
             flags: Sequence[Flag] = [True] * len(parts)
             if checked:
                 there = torch.ones(len(parts), dtype=torch.bool, device=message.device)
-                flags = finite_many(there, self._said).unbind(0)
+                flags = finite_many(there, self._received).unbind(0)
             each = zip(self.at, parts, flags, strict=True)
             return {i: Exchanged(part, None, None, flag) for i, part, flag in each}
-        finite = widen_many(message, self._said, self._means)
+        finite = widen_many(message, self._received, self._means)
         poison_many(finite, self._means)
         return {i: Exchanged(means[i], xs[i], None, flag) for i, flag in zip(self.at, finite.unbind(0), strict=True)}
 
@@ -113,7 +113,7 @@ class FactorPlan:
         self.sides = [of for of in sides if of is not None]
         self.factors = Factors(self.sides, [self.places[i] for i in self.at], device)
         self.matrices, self.means = (Many([sizes[i] for i in self.at], (), (), device) for _ in range(2))
-        self.said = Many([m * r for m, _, r in self.sides], (), (), device)
+        self.received = Many([m * r for m, _, r in self.sides], (), (), device)
         rights = [l * r for _, l, r in self.sides]
         self.states = Many(rights, (), (), device)
         self.drawn = Many(rights, (), streams, device) if streams else None
@@ -159,7 +159,7 @@ class FactorBucket:
         received = [self._message[plan.places[i] : plan.places[i + 1]][None] for i in plan.at]
         own = rows_of(means, plan.at)
         there = plan.matrices.point(rows_of(self._xs, plan.at), None, own) and plan.means.point(own)
-        there = there and plan.said.point(received)
+        there = there and plan.received.point(received)
         there = there and plan.states.point(rows_of(self._states), None, rows_of(self._successors))
         drawn = plan.drawn
         return there and (drawn is None or drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))
@@ -188,8 +188,8 @@ class FactorBucket:
         """P = orth(P)."""
         plan = self._plan
         if plan.at:
-            self._finite = finite_many(plan.all, plan.said)
-            clear_many(self._finite, plan.said)
+            self._finite = finite_many(plan.all, plan.received)
+            clear_many(self._finite, plan.received)
             orthonormalize_many(self._left, self._message, plan.factors)
 
     def sum_right(self) -> Exchange[None]:

@@ -75,7 +75,7 @@ class RidgeBucket(TurnedBucket):
         """
         at = self.matrices
         some, peers = [xs[i] for i in at], self._peers.only(tuple(at))
-        olds, turned, last = self._said(), [True] * len(at), [lasts[i] for i in at]
+        olds, turned, last = self._received(), [True] * len(at), [lasts[i] for i in at]
         return open_ridges(owner, self._ridge, [sides[i] for i in at], turned, some, olds, last, peers, after=self)
 
     def rooms_of_matrices(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -106,8 +106,8 @@ class RidgeBucket(TurnedBucket):
     def firsts(self) -> dict[int, Exchanged[Any]]:
         """Results of the tensors that travelled uncompressed. First factors that are not finite become 0."""
         (kind,) = self._plan.kinds
-        self.finite = finite_many(kind.all, kind.said)
-        clear_many(self.finite, kind.said)
+        self.finite = finite_many(kind.all, kind.received)
+        clear_many(self.finite, kind.received)
         return self._plan.dense.results(self._message, self._xs, self._means, keep=self._keep)
 
     def succeed(self) -> list[Tensor]:
@@ -115,7 +115,7 @@ class RidgeBucket(TurnedBucket):
         gradient says nothing about where to look next.
         """
         for (kind, _, _, factors), finite in zip(self._kinds(), self._finite, strict=True):
-            succeed_many(nonzero_many(finite, kind.said), kind.successors, kind.spans, factors)
+            succeed_many(nonzero_many(finite, kind.received), kind.successors, kind.spans, factors)
         for last in self._lasts.values():
             self._peers.like.lent.give_back(last)
         return list(self._news.values())

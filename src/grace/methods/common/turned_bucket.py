@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
@@ -49,23 +49,23 @@ class Tails:
     def __init__(self, ends: Sequence[int], sides: Sequence[int], sizes: Sequence[int], device: torch.device):
         self._at = [(t, end, side) for t, (end, side, n) in enumerate(zip(ends, sides, sizes, strict=True)) if end < n]
         tails = [sizes[t] - end for t, end, _ in self._at]
-        self._sent, self._said, self._means = (Many(tails, (), (), device) for _ in range(3))
+        self._sent, self._received, self._means = (Many(tails, (), (), device) for _ in range(3))
 
     def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
         """From now on these are the tensors, rooms for their means, and their parts of the message, all ``[1, n]``."""
         there = self._sent.point([xs[t][:, end:] for t, end, _ in self._at])
         there = there and self._means.point([means[t][:, end:] for t, end, _ in self._at])
-        return there and self._said.point([parts[t][:, side:] for t, _, side in self._at])
+        return there and self._received.point([parts[t][:, side:] for t, _, side in self._at])
 
     def put(self, message: Tensor, *, keep: bool) -> None:
         """Puts them into the message ``[s]``; if the rests are wanted, nothing is left."""
-        round_many(message, self._sent, self._said, 1.0)
+        round_many(message, self._sent, self._received, 1.0)
         if keep:
             torch._foreach_zero_(list(self._sent.xs))
 
     def take(self, message: Tensor) -> None:
         """Sets the means to what the message ``[s]`` says."""
-        widen_many(message, self._said, self._means)
+        widen_many(message, self._received, self._means)
 
 
 class Kind:
@@ -77,7 +77,7 @@ class Kind:
             what is drawn for their bases; may be empty.
 
     factors: of the matrices. spans: the same with s and the factor's side in the place of m and l: bases are its lefts.
-    tails: None if no tensor goes on. whole_xs, whole_means, whole_said: of the tensors with their tails.
+    tails: None if no tensor goes on. whole_xs, whole_means, whole_received: of the tensors with their tails.
     drawn: what is drawn for each basis, ``[s, r]``; None if nothing is. successors: of states like the factors; unused where
         they are not kept here.
     """
@@ -100,13 +100,13 @@ class Kind:
         numbers = [m * l for m, l, _ in sides]
         self.matrices, self.means = (Many(numbers, (), (), device) for _ in range(2))
         widths = [side * r for _, side, r in spans]
-        self.said, self.successors = (Many(widths, (), (), device) for _ in range(2))
+        self.received, self.successors = (Many(widths, (), (), device) for _ in range(2))
         self.tails = Tails(numbers, widths, sizes, device) if list(sizes) != numbers else None
-        self.whole_xs, self.whole_means, self.whole_said = self.matrices, self.means, self.said
+        self.whole_xs, self.whole_means, self.whole_received = self.matrices, self.means, self.received
         if self.tails is not None:
             sent = [n - number + wire for n, number, wire in zip(sizes, numbers, widths, strict=True)]
             self.whole_xs, self.whole_means = (Many(sizes, (), (), device) for _ in range(2))
-            self.whole_said = Many(sent, (), (), device)
+            self.whole_received = Many(sent, (), (), device)
         self.olds = Many([s * r for s, _, r in spans], (), (), device)
         self.drawn = Many(self.olds.sizes, (), streams, device) if streams else None
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
@@ -114,9 +114,7 @@ class Kind:
         counts = host_int64([s * r for s, _, r in spans])
         roots = [math.sqrt(s) for s, _, _ in spans]
         self.up, self.down = (
-            torch.tensor(scales, dtype=torch.float32, device="cpu")
-            .repeat_interleave(counts)
-            .to(device, non_blocking=True)
+            to_device(torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(counts), device)
             for scales in (roots, [1 / root for root in roots])
         )
 
@@ -128,14 +126,14 @@ class Kind:
         """
         if self.tails is not None:
             there = self.tails.point(xs, means, parts) and self.whole_xs.point(xs) and self.whole_means.point(means)
-            if not there or not self.whole_said.point(parts):
+            if not there or not self.whole_received.point(parts):
                 return False
             xs, means, parts = (
                 [row[:, :n] for row, n in zip(rows, each.sizes, strict=True)]
-                for rows, each in ((xs, self.matrices), (means, self.means), (parts, self.said))
+                for rows, each in ((xs, self.matrices), (means, self.means), (parts, self.received))
             )
         there = self.matrices.point(xs, None, means) and self.means.point(means)
-        return there and self.olds.point(olds) and self.said.point(parts)
+        return there and self.olds.point(olds) and self.received.point(parts)
 
     def pair(self, factors: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
         """The left ones of them ``[s]``, and the right ones."""
@@ -238,7 +236,7 @@ class TurnedBucket:
             finite = finite_many(kind.all, kind.whole_xs)  # what is left of an inf or NaN is one
             if kind.tails is not None:
                 kind.tails.put(message, keep=self._keep)
-            poison_many(finite, kind.whole_said)
+            poison_many(finite, kind.whole_received)
         yield from self._sum()
 
     def _project(self, kind: Kind, wide: Tensor, narrow: Tensor, factors: Tensor) -> None:
@@ -249,7 +247,7 @@ class TurnedBucket:
             project_columns_many(factors, kind.matrices, kind.factors, narrow)
         else:
             project_rows_many(factors, kind.matrices, kind.factors, narrow)
-        scatter_rows_many(factors, kind.said, kind.spans, right=True)
+        scatter_rows_many(factors, kind.received, kind.spans, right=True)
 
     def _widen(self, kind: Kind) -> None:
         """Puts what is narrower than float32 into its rooms."""
@@ -278,8 +276,8 @@ class TurnedBucket:
         results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep, checked=checked)
         self._finite: list[Tensor] = []  # of each kind
         for kind, wide, _, factors in self._kinds():
-            finite = finite_many(self._fine(kind), kind.whole_said)
-            gather_rows_many(factors, kind.said, kind.spans, right=True)
+            finite = finite_many(self._fine(kind), kind.whole_received)
+            gather_rows_many(factors, kind.received, kind.spans, right=True)
             left, right = kind.pair(factors, wide)
             split_low_rank_many(left, kind.matrices, kind.factors, None, right)
             if kind.tails is not None:
@@ -291,7 +289,7 @@ class TurnedBucket:
                 finite = kind.narrow.narrow(finite, kind.whole_means)
             self._finite.append(finite)
             results.update(self._results(kind, finite))
-        return [results[i] for i in range(len(xs))], self._said()
+        return [results[i] for i in range(len(xs))], self._received()
 
     def _fine(self, kind: Kind) -> Tensor:
         """Mask of the matrices of a kind that are finite, as far as was known before their factors came."""
@@ -303,7 +301,7 @@ class TurnedBucket:
         flags = zip(kind.at, finite.unbind(0), strict=True)
         return {i: Exchanged(means[i], None if rests is None else rests[i], None, flag) for i, flag in flags}
 
-    def _said(self) -> list[Tensor]:
+    def _received(self) -> list[Tensor]:
         """The factor of each matrix ``[side, r]`` in the message."""
         sides = {i: of for kind in self._plan.kinds for i, of in zip(kind.at, kind.spans.sides, strict=True)}
         return [self._part(i)[: sides[i][1] * sides[i][2]].view(sides[i][1:]) for i in self._plan.at]

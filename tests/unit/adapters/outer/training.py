@@ -16,9 +16,13 @@ SIZES = (24, 48, 6)
 
 
 def make_model(seed: int = 1) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.Tanh(), nn.Linear(SIZES[1], SIZES[2]))
+    """The same numbers in any thread: the global generator is that of all."""
+    net = nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.Tanh(), nn.Linear(SIZES[1], SIZES[2]))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.4 * torch.rand(p.shape, generator=draw) - 0.2)
+    return net
 
 
 def make_inner(net: nn.Module) -> torch.optim.Optimizer:

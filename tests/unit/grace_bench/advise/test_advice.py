@@ -57,12 +57,12 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_none_saved():
     assert (slow.best, slow.fastest) == ("topk", "topk")
     assert [row.rank for row in slow.rows] == [1, 2, 3, 4, 5]
     assert [row.step_ms for row in slow.rows] == sorted(row.step_ms for row in slow.rows)
-    found = {row.method: row for row in slow.rows}
-    assert found["topk"].over_fp32 > found["topk"].over_bf16 > 1
-    assert found["none"].over_fp32 == found["bf16"].over_bf16 == 1
-    assert found["signsgd"].needs.optimizer.startswith("momentum 0")
-    assert found["topk"].quality == KNOWN["topk"]
-    assert found["atomo"].quality is None
+    by_method = {row.method: row for row in slow.rows}
+    assert by_method["topk"].over_fp32 > by_method["topk"].over_bf16 > 1
+    assert by_method["none"].over_fp32 == by_method["bf16"].over_bf16 == 1
+    assert by_method["signsgd"].needs.optimizer.startswith("momentum 0")
+    assert by_method["topk"].quality == KNOWN["topk"]
+    assert by_method["atomo"].quality is None
     expensive = {**costs(), "topk": cost("AllGather", 0.4, 300), "signsgd": cost("AllGather", 1, 300)}
     none = rank(STEP, expensive, link("400gbit"), 4)
     assert (none.best, none.fastest) == (None, None)
@@ -110,8 +110,8 @@ def test_the_fastest_is_not_crowned_where_a_prediction_cannot_tell(monkeypatch):
 
 def test_as_many_bytes_as_bf16_is_said_so():
     given = {**costs(), "fp16": cost("AllReduce", 16, 3), "fp8": cost("AllGather", 8, 3)}
-    found = {row.method: row for row in rank(STEP, given, link("10gbit"), 4).rows}
-    assert found["fp16"].reason == "sends as many bytes as bf16 with this many workers"
+    by_method = {row.method: row for row in rank(STEP, given, link("10gbit"), 4).rows}
+    assert by_method["fp16"].reason == "sends as many bytes as bf16 with this many workers"
     more = {row.method: row for row in rank(STEP, {**given, "fp8": cost("AllGather", 32, 3)}, link("10gbit"), 4).rows}
     assert more["fp8"].reason == "sends 2 times as many bytes as bf16 with this many workers"
 
@@ -123,7 +123,7 @@ def test_below_its_break_even_a_method_pays_and_above_it_does_not():
 
     def gain(rate):
         there = Link("", rate)
-        took = {name: one.seconds(STEP, STEP.over(there), 4) for name, one in costs().items()}
+        took = {name: cost.seconds(STEP, STEP.over(there), 4) for name, cost in costs().items()}
         return min(took["none"], took["bf16"]) - took["atomo"]
 
     assert gain(0.99 * speed) > 0 > gain(1.01 * speed)
@@ -133,7 +133,7 @@ def test_break_even_of_lines():
     assert break_even(lambda at: 2.0, lambda at: 1e9 / at.bits_per_second) == pytest.approx(5e8, rel=1e-4)
     assert break_even(lambda at: 2.0, lambda at: 1.0) is None
     assert break_even(lambda at: 1.0, lambda at: 2.0) == math.inf
-    assert [speed_text(one) for one in (None, math.inf, 4e11, 2.44e9, 5e8)] == [
+    assert [speed_text(speed) for speed in (None, math.inf, 4e11, 2.44e9, 5e8)] == [
         "none",
         "any",
         "any",
@@ -151,20 +151,20 @@ def test_every_registered_method_is_a_candidate_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "found"),
+    ("name", "world", "composed"),
     [
         ("qsgd", 4, "qsgd"), ("qsgd", 64, "qsgd:communicator=scatterreduce"), ("topk", 8, "topk"),
         ("powersgd", 64, "powersgd"), ("signsgd", 64, "signsgd"), ("threshold", 64, "threshold"), ("none", 64, "none"),
     ],
 )  # fmt: skip
-def test_what_gathers_more_than_bf16_sums_is_scattered_where_it_may(name, world, found):
-    assert compose(name, world) == found
+def test_what_gathers_more_than_bf16_sums_is_scattered_where_it_may(name, world, composed):
+    assert compose(name, world) == composed
 
 
 @pytest.mark.parametrize("name", [*grace.methods(), "qsgd:bits=4"])
 def test_a_method_that_is_asked_for_is_composed_as_by_default(name):
-    by_default = {method(one) for one in candidates(None, 64)} | {method(compose("qsgd:bits=4", 64))}
-    assert {method(one) for one in candidates([name], 64)} <= by_default
+    by_default = {method(candidate) for candidate in candidates(None, 64)} | {method(compose("qsgd:bits=4", 64))}
+    assert {method(candidate) for candidate in candidates([name], 64)} <= by_default
 
 
 def test_a_communicator_that_is_written_stays_and_so_does_all_that_is_meant_exactly():
@@ -187,8 +187,8 @@ def test_the_verdict_is_the_same_with_the_winner_alone(monkeypatch):
     subject = AdvisedModel("mine", {"w": (64, 64)}, None)
 
     def ask(methods, exactly=False):
-        found = advise(subject, [link("1mbit")], [64], methods=methods, exactly=exactly, step_ms=1)[0]
-        return found.tables[0].best, found.tables[0].verdict.partition(";")[0]
+        advice = advise(subject, [link("1mbit")], [64], methods=methods, exactly=exactly, step_ms=1)[0]
+        return advice.tables[0].best, advice.tables[0].verdict.partition(";")[0]
 
     best, verdict = ask(None)
     assert best == "natural:communicator=scatterreduce"
@@ -207,21 +207,21 @@ def test_what_is_advised_is_drawn_where_many_are_faster():
 
 
 def test_the_figure_has_names_beside_its_lines(tmp_path):
-    found = costs()
-    tables = [rank(STEP, found, link(name), world) for world in (2, 8) for name in ("1gbit", "10gbit")]
+    known_costs = costs()
+    tables = [rank(STEP, known_costs, link(name), world) for world in (2, 8) for name in ("1gbit", "10gbit")]
     advice = Advice(
         model="mine", parameters=NUMBERS, buckets=[NUMBERS], step_ms=100.0, measured=True, cores=2.0, ready=[0.9],
         add_ns=0.2, busy=False, load=None, tables=tables,
     )  # fmt: skip
     page, svg, _ = draw(
-        advice, lambda name, at, world: found[name].seconds(STEP, STEP.over(at), world), tmp_path / "a.html"
+        advice, lambda name, at, world: known_costs[name].seconds(STEP, STEP.over(at), world), tmp_path / "a.html"
     )
     text = io.StringIO()
     Console(file=text, width=120).print(view(advice))
     assert max(map(len, text.getvalue().splitlines())) <= 120
     assert "lstm 99.5 (16.5)" in text.getvalue()
     drawn = svg.read_text()
-    for name in found:
+    for name in known_costs:
         assert drawn.count(f">{name}</text>") == 2, "once in each panel"
     assert drawn.count(">no communication: 100 ms</text>") == 2
     assert drawn.count(">10gbit</text>") == 2
@@ -237,15 +237,15 @@ def test_the_command(tmp_path):
     where = f"{tmp_path}/mine.py:make"
     done = call("advise", "--model", where, "--methods", "topk", "--samples", "1", "--workers", "2,64", "--json")
     assert done.exit_code == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["schema"], said["parameters"], said["measured"]) == ("grace.advice", 4160, True)
-    assert [(one["workers"], one["link"]) for one in said["tables"]] == [
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["parameters"], document["measured"]) == ("grace.advice", 4160, True)
+    assert [(table["workers"], table["link"]) for table in document["tables"]] == [
         (2, "1gbit"),
         (2, "10gbit"),
         (64, "1gbit"),
         (64, "10gbit"),
     ]
-    assert all({row["method"] for row in one["rows"]} == {"none", "bf16", "topk"} for one in said["tables"])
+    assert all({row["method"] for row in table["rows"]} == {"none", "bf16", "topk"} for table in document["tables"])
 
 
 def test_a_loss_that_fails_says_what_it_is_given(tmp_path):
@@ -276,7 +276,7 @@ def test_errors(arguments, message):
 def test_names_of_links_do_not_run_into_each_other():
     def labels(*names):
         tables = [rank(STEP, costs(), link(name), 4) for name in names]
-        return {one["name"]: one["y"] for one in _label_links(tables, Axis(1e7, 4e11, 430, 0))}
+        return {label["name"]: label["y"] for label in _label_links(tables, Axis(1e7, 4e11, 430, 0))}
 
     assert labels("100mbit", "10gbit") == {"100mbit": 0, "10gbit": 0}
     assert labels("1gbit", "1.5gbit", "2gbit", "10gbit") == {"1gbit": 0, "1.5gbit": 13, "2gbit": 26, "10gbit": 0}

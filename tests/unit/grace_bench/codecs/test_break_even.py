@@ -51,7 +51,7 @@ def test_each_method_and_size_has_a_row(document):
     ]
     for row in document["worth"]:
         assert row["codec_microseconds"] > 0
-        assert [one["link"] for one in row["links"]] == ["100mbit", "1gbit"]
+        assert [entry["link"] for entry in row["links"]] == ["100mbit", "1gbit"]
     topk = document["worth"][2]
     wire = topk["moved_bytes"] / 2
     assert topk["relative_to_fp32"] == pytest.approx(topk["moved_bytes"] / ring_bytes(4 * 4096, 3), rel=1e-4)
@@ -64,8 +64,8 @@ def test_each_method_and_size_has_a_row(document):
 
 def test_the_codec_of_a_recipe_with_a_memory_is_that_with_a_memory(document):
     times = {row["operation"]: row["microseconds"] for row in document["rows"] if row["method"] == "topk"}
-    found = [row["codec_microseconds"] for row in document["worth"] if row["method"] == "topk"]
-    assert found[-1] == pytest.approx(times["encode with error feedback"] + times["decode and sum"], rel=1e-3)
+    microseconds = [row["codec_microseconds"] for row in document["worth"] if row["method"] == "topk"]
+    assert microseconds[-1] == pytest.approx(times["encode with error feedback"] + times["decode and sum"], rel=1e-3)
 
 
 def test_the_table_says_where_it_is_worth_it(document):

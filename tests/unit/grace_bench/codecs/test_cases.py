@@ -112,6 +112,6 @@ def test_a_replay_is_the_second_step_of_worker_0_again_and_again(buffers):
         assert encode.seconds(do_nothing) > 0
     assert decode.seconds(lambda: cleared.append(1)) > 0
     assert len(cleared) == 2  # before the step, and before the part that is timed
-    for found, state in method.means[2:4]:
-        torch.testing.assert_close(found.double().view(1, -1), mean(buffers), rtol=1e-5, atol=1e-5)
+    for total, state in method.means[2:4]:
+        torch.testing.assert_close(total.double().view(1, -1), mean(buffers), rtol=1e-5, atol=1e-5)
         assert state == 1

@@ -8,23 +8,23 @@ from grace_bench.codecs.clock import Case, CaseSamples, Clock
 
 
 def test_samples_are_taken_in_turn_beside_the_yardstick():
-    said = []
-    yard = Case("yard", lambda: said.append("y"))
-    cases = [Case("a", lambda: said.append("a")), Case("b", lambda: said.append("b"))]
+    calls = []
+    yard = Case("yard", lambda: calls.append("y"))
+    cases = [Case("a", lambda: calls.append("a")), Case("b", lambda: calls.append("b"))]
     clock = Clock(10.0, eviction=1 << 12)
-    found = clock.measure(yard, cases, 4, cold=True)
-    assert said[-12:] == list("yabybayabyba")
+    measured = clock.measure(yard, cases, 4, cold=True)
+    assert calls[-12:] == list("yabybayabyba")
     for case in cases:
-        assert isinstance(found[case], CaseSamples)
-        assert len(found[case].seconds) == len(found[case].ratios) == 4
-        assert all(seconds >= 0 for seconds in found[case].seconds)
+        assert isinstance(measured[case], CaseSamples)
+        assert len(measured[case].seconds) == len(measured[case].ratios) == 4
+        assert all(seconds >= 0 for seconds in measured[case].seconds)
 
 
 def test_what_is_prepared_and_cleared_is_not_timed():
-    said = []
-    case = Case("a", lambda: said.append("run"), lambda: said.append("prepare"))
-    case.seconds(lambda: said.append("clear"))
-    assert said == ["prepare", "clear", "run"]
+    calls = []
+    case = Case("a", lambda: calls.append("run"), lambda: calls.append("prepare"))
+    case.seconds(lambda: calls.append("clear"))
+    assert calls == ["prepare", "clear", "run"]
 
 
 def test_caches_are_emptied_only_where_that_was_asked_for(monkeypatch):
@@ -47,9 +47,9 @@ def test_clearing_writes_the_whole_buffer():
 def test_a_case_over_the_limit_is_not_sampled():
     runs = []
     case = Case("slow", lambda: runs.append(1))
-    found = Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 50, cold=True)
-    assert isinstance(found[case], float)
-    assert found[case] > 0
+    measured = Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 50, cold=True)
+    assert isinstance(measured[case], float)
+    assert measured[case] > 0
     assert len(runs) < 50
     case.patience = 1e15
     assert isinstance(
@@ -60,18 +60,18 @@ def test_a_case_over_the_limit_is_not_sampled():
 def test_what_is_slow_is_sampled_less_often():
     slow = [Case("ours", lambda: None), Case("other", lambda: None, kernels="torch")]
     clock = Clock(10.0, eviction=1 << 12, budget=1e-9)
-    found = clock.measure(Case("yard", int), slow, 50, cold=True)
-    assert [len(found[case].seconds) for case in slow] == [3, 1]
-    assert [len(found[case].ratios) for case in slow] == [3, 1]
-    assert all(ratio > 0 for ratio in found[slow[1]].ratios)
+    measured = clock.measure(Case("yard", int), slow, 50, cold=True)
+    assert [len(measured[case].seconds) for case in slow] == [3, 1]
+    assert [len(measured[case].ratios) for case in slow] == [3, 1]
+    assert all(ratio > 0 for ratio in measured[slow[1]].ratios)
 
 
 def test_preparing_counts_for_the_budget_but_not_for_the_time():
     clock = Clock(10.0, eviction=1 << 12, budget=0.02)
     case = Case("a", int, lambda: sum(range(200_000)))
-    found = clock.measure(Case("yard", int), [case], 1000, cold=True)[case]
-    assert 3 <= len(found.seconds) < 1000
-    assert min(found.seconds) < 1e-3
+    measured = clock.measure(Case("yard", int), [case], 1000, cold=True)[case]
+    assert 3 <= len(measured.seconds) < 1000
+    assert min(measured.seconds) < 1e-3
 
 
 def test_a_case_runs_on_its_own_backend():

@@ -136,27 +136,27 @@ def test_the_row_and_the_table_of_a_device(triton: bool, monkeypatch: pytest.Mon
 
 
 def test_a_device_is_held_back_until_all_is_submitted(monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
+    calls: list[str] = []
 
     class Event:
         def __init__(self, enable_timing: bool):
             assert enable_timing
 
         def record(self) -> None:
-            said.append("mark")
+            calls.append("mark")
 
         def synchronize(self) -> None:
-            said.append("wait")
+            calls.append("wait")
 
         def elapsed_time(self, other: Event) -> float:
             return 2.5
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("drain"))
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: said.append("hold") if cycles >= 1e6 else None)
-    case = Case("x", lambda: said.append("run"), lambda: said.append("prepare"))
-    assert device.busy_seconds(case, lambda: said.append("clear")) == 2.5e-3
-    assert said[:8] == ["prepare", "clear", "drain", "hold", "mark", "run", "mark", "wait"]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("drain"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("hold") if cycles >= 1e6 else None)
+    case = Case("x", lambda: calls.append("run"), lambda: calls.append("prepare"))
+    assert device.busy_seconds(case, lambda: calls.append("clear")) == 2.5e-3
+    assert calls[:8] == ["prepare", "clear", "drain", "hold", "mark", "run", "mark", "wait"]
 
 
 def test_a_run_that_compiled_is_forgotten(monkeypatch: pytest.MonkeyPatch):

@@ -32,11 +32,11 @@ def of_children(parent):
 
 
 def namespaces_of(processes):
-    found = set()
+    namespaces = set()
     for process in processes:
         with contextlib.suppress(OSError):  # one that has ended is in none
-            found.add(os.readlink(process / "ns/net"))
-    return found
+            namespaces.add(os.readlink(process / "ns/net"))
+    return namespaces
 
 
 @permitted
@@ -68,9 +68,9 @@ def test_namespaces_go_with_the_network():
         first, second, third, fourth = (shared.enter(rank) for rank in range(4))
         assert first == second != third == fourth
     with ShapedNetwork(link("1gbit"), 2):
-        mine = of_children(os.getpid())
-        assert len(mine) == 3  # two workers and the switch
-    assert not mine & network_namespaces()
+        own = of_children(os.getpid())
+        assert len(own) == 3  # two workers and the switch
+    assert not own & network_namespaces()
 
 
 @permitted

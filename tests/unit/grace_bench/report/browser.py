@@ -64,9 +64,9 @@ class Page:
     def until(self, code, *arguments, seconds=PATIENCE):
         """Waits until this JavaScript returns something true, and returns it."""
         end = time.monotonic() + seconds
-        while not (found := self.js(code, *arguments)):
+        while not (answer := self.js(code, *arguments)):
             assert time.monotonic() < end, f"not within {seconds} s: {code}"
-        return found
+        return answer
 
     def figures(self, seconds=PATIENCE):
         """Waits, without scrolling, until all figures are drawn; their names."""

@@ -27,13 +27,15 @@ def test_without_a_table_of_steps_there_are_no_times() -> None:
         made = document(*ROWS, steps=table)
         assert [figure["name"] for figure in made["figures"]] == [FIGURE["name"], "quality-bytes"]
         assert "ms" not in json.dumps(
-            [{key: one for key, one in group.items() if one is not None} for group in made["groups"]]
+            [{key: value for key, value in group.items() if value is not None} for group in made["groups"]]
         )
-        assert [one["command"].split(" --out")[0] for one in made["missing"]] == ["grace survey steps a.parquet"] * 4
+        assert [figure["command"].split(" --out")[0] for figure in made["missing"]] == [
+            "grace survey steps a.parquet"
+        ] * 4
         (task,) = made["tasks"]
         assert task["target"] is None
         assert len(task["charts"][FIGURE["name"]]) == 2
-        group = next(one for one in made["groups"] if one["label"] == "topk")
+        group = next(group for group in made["groups"] if group["label"] == "topk")
         assert group["curve"]["sent"] == [0, 2000, 4000]
         assert group["curve"]["seconds"] == [None] * 3
         assert (group["seeds"], group["steps"], group["final"], group["relative"]) == (2, 100, 0.8, 0.1)
@@ -46,7 +48,7 @@ def test_with_steps_there_are_links_and_a_time_to_the_quality_of_bf16() -> None:
     assert made["links"] == list(LINKS.values())
     assert [figure["name"] for figure in made["figures"]] == [FIGURE["name"], "quality-bytes", *TIMED]
     assert made["missing"] == []
-    group = next(one for one in made["groups"] if one["label"] == "topk" and one["link"] == 0)
+    group = next(group for group in made["groups"] if group["label"] == "topk" and group["link"] == 0)
     assert (group["step_ms"], group["target_seconds"]) == (10, 1.0)
     assert group["curve"]["seconds"] == [0, 0.5, 1.0]
     assert made["tasks"][0]["target"] == pytest.approx(0.98 * 0.8)
@@ -56,12 +58,12 @@ def test_with_steps_there_are_links_and_a_time_to_the_quality_of_bf16() -> None:
 
 def test_what_the_table_of_steps_does_not_know_has_no_times() -> None:
     made = document(*ROWS, steps=steps(none=(90, 20, 5), bf16=(50, 11, 4)))
-    unknown = [one for one in made["groups"] if one["label"] == "topk"]
-    assert [one["link"] for one in unknown] == [0, 1, 2]
-    for one in unknown:
-        assert one["figures"] == [FIGURE["name"], "quality-bytes"]
-        assert one["final"] == 0.8
-        assert not {"throughput", "step_ms", "compute_ms", "exposed_ms", "target_seconds"} & {*one}
+    unknown = [group for group in made["groups"] if group["label"] == "topk"]
+    assert [group["link"] for group in unknown] == [0, 1, 2]
+    for group in unknown:
+        assert group["figures"] == [FIGURE["name"], "quality-bytes"]
+        assert group["final"] == 0.8
+        assert not {"throughput", "step_ms", "compute_ms", "exposed_ms", "target_seconds"} & {*group}
 
 
 def test_what_is_not_alike_is_not_mixed() -> None:

@@ -23,18 +23,18 @@ def test_everything_is_shown_where_there_are_data_for_everything():
 
 
 def test_a_figure_without_data_is_left_out_with_the_command_that_makes_them():
-    one = report(run())
-    assert names(one.figures) == ["quality-epoch-time", "quality-throughput", "quality-bytes", "step-time"]
-    assert names(one.missing) == ["codec-latency", "links", "prediction"]
-    missing = {row["title"]: row for row in page_document(one, "here/it is")["missing"]}
+    contents = report(run())
+    assert names(contents.figures) == ["quality-epoch-time", "quality-throughput", "quality-bytes", "step-time"]
+    assert names(contents.missing) == ["codec-latency", "links", "prediction"]
+    missing = {row["title"]: row for row in page_document(contents, "here/it is")["missing"]}
     assert missing["Codec latency"]["command"] == "grace bench codecs --json > here/it is/codecs.json"
     assert missing["Transports and links"]["survey"] == "9 and 10"
 
 
 def test_a_report_of_codecs_alone_is_a_report():
-    one = report(rows=codecs()["rows"])
-    assert names(one.figures) == ["codec-latency"]
-    assert page_document(one, "d")["groups"] == []
+    contents = report(rows=codecs()["rows"])
+    assert names(contents.figures) == ["codec-latency"]
+    assert page_document(contents, "d")["groups"] == []
 
 
 def test_the_limit_alone_makes_no_figure_of_quality():
@@ -43,7 +43,7 @@ def test_the_limit_alone_makes_no_figure_of_quality():
 
 def test_links_are_in_the_order_of_their_speed_and_named_by_what_differs():
     groups = report(*(run(link=link) for link in ("none", "25gbit", "100mbit", "1gbit"))).groups
-    assert [network_name(one, networks(groups)) for one in networks(groups)] == [
+    assert [network_name(network, networks(groups)) for network in networks(groups)] == [
         "100mbit",
         "1gbit",
         "25gbit",
@@ -51,7 +51,7 @@ def test_links_are_in_the_order_of_their_speed_and_named_by_what_differs():
     ]
     slow = {"name": "1gbit", "bits_per_second": 1e9, "latency_seconds": 0.001}
     both = report(run(link="1gbit"), run(link=None, transport="mpi") | {"link": slow}).groups
-    assert [network_name(one, networks(both)) for one in networks(both)] == ["1gbit, 1 ms, mpi", "1gbit, gloo"]
+    assert [network_name(network, networks(both)) for network in networks(both)] == ["1gbit, 1 ms, mpi", "1gbit, gloo"]
 
 
 def test_the_document_of_the_page_is_small_and_is_json():
@@ -84,10 +84,10 @@ def test_failures_keep_their_error_and_their_command():
 
 def test_baselines_are_ink_and_methods_have_signs_of_their_own():
     signs = report(*(run(name) for name in {**METHODS, **BASELINES})).signs
-    assert {name for name, one in signs.items() if one.color < 0} == {"none", *BASELINES}
+    assert {name for name, mark in signs.items() if mark.color < 0} == {"none", *BASELINES}
     assert len(set(signs.values())) == len(signs)
     assert len({sign(k) for k in range(30)}) == 30
-    assert len({(one.color, one.marker) for one in (sign(k) for k in range(100))}) == 100
+    assert len({(mark.color, mark.marker) for mark in (sign(k) for k in range(100))}) == 100
 
 
 def test_without_communication_looks_like_nothing_that_trains():
@@ -143,7 +143,8 @@ def test_commands_and_headings_are_of_this_sweep():
     document = page_document(report(run("topk", task="lstm_small", points=2)), "/somewhere/else/results")
     assert document["directory"] == "results"
     assert document["missing"]
-    assert all("--task lstm_small" in one["command"] for one in document["missing"] if "bench train" in one["command"])
+    commands = [figure["command"] for figure in document["missing"]]
+    assert all("--task lstm_small" in command for command in commands if "bench train" in command)
     assert document["measured"] == 1
     synthetic = run("topk", final=None, data={"name": "random batches", "source": "synthetic"})
     assert page_document(report(synthetic), "d")["measured"] == 0

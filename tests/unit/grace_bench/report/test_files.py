@@ -81,20 +81,20 @@ def test_a_comparison_is_drawn_with_what_each_came_to(tmp_path, results):
     svg, png = draw_comparison(results, tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
-    assert all(f">{one.method}{'*' if one.optimizer.why else ''}</" in text for one in results)
+    assert all(f">{result.method}{'*' if result.optimizer.why else ''}</" in text for result in results)
     assert text.count("of the bytes</") == len(results)
-    assert ("diverged" in text) == any(one.final is None for one in results)
+    assert ("diverged" in text) == any(result.final is None for result in results)
     assert "per byte sent" in text
-    if any(one.method == "none" for one in results):
+    if any(result.method == "none" for result in results):
         assert all(f">over {link}</" in text for link in ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s"))
     else:
         assert "per second here" in text
 
 
 def test_what_sends_nothing_has_no_panel_of_bytes(tmp_path):
-    one = result()
-    nothing = msgspec.structs.replace(one.traffic, sent_bytes_per_step=0.0)
-    svg, _ = draw_comparison([msgspec.structs.replace(one, traffic=nothing)], tmp_path)
+    drawn = result()
+    nothing = msgspec.structs.replace(drawn.traffic, sent_bytes_per_step=0.0)
+    svg, _ = draw_comparison([msgspec.structs.replace(drawn, traffic=nothing)], tmp_path)
     assert "per byte sent" not in svg.read_text()
 
 
@@ -120,12 +120,12 @@ def test_a_pareto_front_is_named_where_one_is_drawn(tmp_path):
         draw_report(page_document(report, "results"), tmp_path)
         return (tmp_path / "digits-quality-bytes.svg").read_text()
 
-    said = "broad line: the Pareto front, the points that no other clearly beats"
+    text = "broad line: the Pareto front, the points that no other clearly beats"
     both = [run(method, seed=seed) for method in ("none", "randomk:ratio=0.01") for seed in (0, 1)]
-    assert said in draw(*both)
+    assert text in draw(*both)
     ends = {"topk:ratio=0.01": 0.95, "none": 0.9}
-    one = draw(*(run(method, seed=seed, final=final) for method, final in ends.items() for seed in (0, 1)))
-    assert "Pareto" not in one
+    svg = draw(*(run(method, seed=seed, final=final) for method, final in ends.items() for seed in (0, 1)))
+    assert "Pareto" not in svg
     assert "no Pareto front, which takes several seeds" in draw(run("none"), run("randomk:ratio=0.01"))
 
 
@@ -135,9 +135,9 @@ def test_seeds_are_told(written, tmp_path):
     documents = [run("topk", seed=7), run("none", seed=7, final=None)]
     report = report_of(LoadedRuns([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
     draw_report(page_document(report, "results"), tmp_path)
-    said = (tmp_path / "digits-quality-epoch-time.svg").read_text()
-    assert "4 workers, one run each, seed 7" in said
-    assert "marks: the last evaluation; diverged: none" in said
+    svg = (tmp_path / "digits-quality-epoch-time.svg").read_text()
+    assert "4 workers, one run each, seed 7" in svg
+    assert "marks: the last evaluation; diverged: none" in svg
 
 
 def test_one_slow_method_does_not_flatten_the_others(tmp_path):

@@ -31,15 +31,16 @@ points = st.lists(st.tuples(spreads(), spreads()), min_size=1, max_size=9)
 
 
 @given(points)
-def test_the_front_is_what_nothing_clearly_beats_and_is_never_empty(found):
+def test_the_front_is_what_nothing_clearly_beats_and_is_never_empty(points):
     def beaten(k):
-        cost, value = found[k]
+        cost, value = points[k]
         return any(
-            (c.high < cost.low and v.high >= value.low) or (v.low > value.high and c.low <= cost.high) for c, v in found
+            (c.high < cost.low and v.high >= value.low) or (v.low > value.high and c.low <= cost.high)
+            for c, v in points
         )
 
-    kept = pareto(found)
-    assert kept == [k for k in range(len(found)) if not beaten(k)]
+    kept = pareto(points)
+    assert kept == [k for k in range(len(points)) if not beaten(k)]
     assert kept
 
 
@@ -75,11 +76,11 @@ def test_others_are_held_against_fp32():
 def test_toolkits_are_places_of_their_own():
     there = runs(*(run(method, seed=seed) for seed in (0, 1) for method in ("none", "dgc")))
     jax = [
-        read.Run(one.file, msgspec.structs.replace(one.document, toolkit="jax"))
-        for one in there
-        if one.document.method == "dgc"
+        read.Run(run.file, msgspec.structs.replace(run.document, toolkit="jax"))
+        for run in there
+        if run.document.method == "dgc"
     ]
-    groups = group_runs([*(one for one in there if one.document.method == "none"), *jax])[0]
+    groups = group_runs([*(run for run in there if run.document.method == "none"), *jax])[0]
     assert all(group.front_throughput for group in groups)
     assert {group.label for group in groups} == {"none", "dgc"}
 
@@ -119,8 +120,8 @@ def test_seeds_make_one_group_and_everything_else_makes_another():
     assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 1, 1, 1, 3]
     labels = {group.label for group in groups if group.first.link.name == "none" and group.first.workers == 4
               and group.first.task == "digits" and group.first.transport == "gloo"}  # fmt: skip
-    said = ("parameter, 400 steps", "model, 400 steps", "parameter, 10 steps")
-    assert labels == {f"topk:ratio=0.01 ({one})" for one in said}
+    settings = ("parameter, 400 steps", "model, 400 steps", "parameter, 10 steps")
+    assert labels == {f"topk:ratio=0.01 ({setting})" for setting in settings}
 
 
 def in_round(number, method, step, *, limit=None):
@@ -133,20 +134,20 @@ def in_round(number, method, step, *, limit=None):
 def test_a_step_is_held_against_the_limit_of_its_own_round():
     # the machine is three times as slow in the third round: what a method costs stays the same
     steps = {"no-communication": (100.0, 110.0, 300.0), "topk:ratio=0.01": (120.0, 121.0, 390.0)}
-    found = [in_round(number, method, step) for method, of in steps.items() for number, step in enumerate(of)]
-    groups, older = group_runs(found)
+    points = [in_round(number, method, step) for method, of in steps.items() for number, step in enumerate(of)]
+    groups, older = group_runs(points)
     assert older == []
     group = only(groups)
     assert (group.seeds, group.rounds, len(group.runs)) == (1, 3, 3)
     assert group.measures[OVER_LIMIT] == Spread(1.2, pytest.approx(1.1), 1.3)
     assert only(groups, "no-communication").measures[OVER_LIMIT] == Spread(1, 1, 1)
-    alone, _ = group_runs(found[3:])
+    alone, _ = group_runs(points[3:])
     assert only(alone).measures[OVER_LIMIT] == Spread(None, None, None)
 
 
 def test_rounds_of_one_seed_say_nothing_about_another():
-    found = [in_round(number, method, 100) for method in ("topk:ratio=0.01", "bf16") for number in range(3)]
-    groups, _ = group_runs(found)
+    points = [in_round(number, method, 100) for method in ("topk:ratio=0.01", "bf16") for number in range(3)]
+    groups, _ = group_runs(points)
     assert crowns(groups, "final") == set()
     assert not any(group.front_throughput or group.front_sent for group in groups)
 
@@ -154,11 +155,11 @@ def test_rounds_of_one_seed_say_nothing_about_another():
 def test_medians_over_seeds_are_those_of_the_runs():
     given_runs = runs(*(run(seed=seed, link="1gbit") for seed in (0, 1, 2)))
     group = only(group_runs(given_runs)[0])
-    finals = sorted(one.document.final for one in given_runs)
+    finals = sorted(run.document.final for run in given_runs)
     assert group.measures["final"].median == finals[1]
     assert (group.measures["final"].low, group.measures["final"].high) == (finals[0], finals[-1])
-    assert group.measures["step_ms"].median == sorted(one.row["step_ms"] for one in given_runs)[1]
-    errors = sorted(one.row["predicted_step_ms"] / one.row["step_ms"] - 1 for one in given_runs)
+    assert group.measures["step_ms"].median == sorted(run.row["step_ms"] for run in given_runs)[1]
+    errors = sorted(run.row["predicted_step_ms"] / run.row["step_ms"] - 1 for run in given_runs)
     assert group.measures["prediction_error"].median == errors[1]
 
 

@@ -68,8 +68,8 @@ def check_figures(page):
         "return [...document.querySelectorAll('.figure')].map((one) => one.querySelectorAll('svg.marks path').length)"
     )
     assert min(paths) > 10
-    said = page.js("return [...document.querySelectorAll('.plot')].map((one) => one.getAttribute('aria-label'))")
-    assert min(map(len, said)) > 20
+    labels = page.js("return [...document.querySelectorAll('.plot')].map((one) => one.getAttribute('aria-label'))")
+    assert min(map(len, labels)) > 20
     assert points(page, "quality-throughput") == [TRAINED]  # the limit is not among them
     assert points(page, "quality-epoch-time") == [TRAINED] * 2
 
@@ -247,8 +247,8 @@ def test_the_axis_of_quality_has_all_data(page):
 @MORE
 def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
     def value(text):
-        found = re.match(r"[-+]?[\d,.]+", text)
-        return float(found[0].replace(",", "")) if found else None
+        match = re.match(r"[-+]?[\d,.]+", text)
+        return float(match[0].replace(",", "")) if match else None
 
     for key in ("throughput", "quality", "step_ms", "relative", "target"):
         for _ in range(2):
@@ -257,7 +257,7 @@ def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
                 "return document.querySelector(`th[data-key='${arguments[0]}']`).getAttribute('aria-sort')", key
             )
             values = [value(text) for text in page.column(key)]
-            there = [one for one in values if one is not None]
+            there = [value for value in values if value is not None]
             assert values == there + [None] * (len(values) - len(there))
             if key != "target":  # in seconds or in minutes
                 assert there == sorted(there, reverse=order == "descending")

@@ -81,19 +81,19 @@ def test_without_a_dense_run_there_is_no_break_even():
 
 def test_what_cannot_be_predicted_is_named():
     failed = failure_of(RunConfig("digits", "randomk"), "", [])
-    found = predict([run("none", 1), failed, document(RunConfig("digits", "qsgd"))], [link("1gbit")], [2, 4], 4.0)
-    assert found.left_out == ["qsgd", "randomk"]
-    assert [table.workers for table in found.tables] == [2, 4]
-    assert found.tables[0].verdict == "only none was measured: nothing to rank"
+    predicted = predict([run("none", 1), failed, document(RunConfig("digits", "qsgd"))], [link("1gbit")], [2, 4], 4.0)
+    assert predicted.left_out == ["qsgd", "randomk"]
+    assert [table.workers for table in predicted.tables] == [2, 4]
+    assert predicted.tables[0].verdict == "only none was measured: nothing to rank"
 
 
 def test_the_table_and_the_document():
-    found = predict([run("none", 1), run("topk", 0.01)], [link("1gbit")], [2], 4.0)
+    predicted = predict([run("none", 1), run("topk", 0.01)], [link("1gbit")], [2], 4.0)
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(tables.predictions(found))
+        console.print(tables.predictions(predicted))
     text = capture.get()
     assert "digits: 2 workers, 1gbit (measured with 2 workers, link 1gbit)" in text
     assert "topk wins: 10.1 ms" in text
     assert "10.1*" in text
-    assert msgspec.json.decode(encode(found))["tables"][0]["rows"][0]["rank"] == 1
+    assert msgspec.json.decode(encode(predicted))["tables"][0]["rows"][0]["rank"] == 1

@@ -20,8 +20,8 @@ def runs(method, *finals, workers=2):
 
 def find_crowned(*documents, measure="final"):
     groups, _ = experiments(documents)
-    found = crowns(groups, measure)
-    return [group.label for group in groups if id(group) in found]
+    crowned = crowns(groups, measure)
+    return [group.label for group in groups if id(group) in crowned]
 
 
 def test_who_is_clearly_the_best_is_crowned():
@@ -45,8 +45,11 @@ def test_places_have_their_own_winner():
     two = [*runs("none", 0.90, 0.91), *runs("topk", 0.92, 0.93)]
     four = [*runs("none", 0.95, 0.96, workers=4), *runs("topk", 0.92, 0.93, workers=4)]
     groups, _ = experiments([*two, *four])
-    found = crowns(groups, "final")
-    assert [(group.label, group.first.workers) for group in groups if id(group) in found] == [("topk", 2), ("none", 4)]
+    crowned = crowns(groups, "final")
+    assert [(group.label, group.first.workers) for group in groups if id(group) in crowned] == [
+        ("topk", 2),
+        ("none", 4),
+    ]
 
 
 def test_experiments_keep_the_order_in_which_they_were_asked_for():

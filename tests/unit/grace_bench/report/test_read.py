@@ -26,11 +26,11 @@ def test_a_directory_is_read_with_a_reason_for_every_file_that_is_not(tmp_path):
     (runs / "seed.json").write_text(json.dumps({**run(), "seed": -1}))
     (tmp_path / "results.json").write_text('{"schema": "grace.comparison", "version": 1}')  # repeats the runs
     (runs / "folder.json").mkdir()
-    found = read(tmp_path)
-    assert [one.document.method for one in found.runs] == ["topk:ratio=0.01", "qsgd:bits=4"]
-    assert found.runs[1].document.error == "rank 0: RuntimeError: no space left"
-    assert len(found.codecs) == 2 * 2 * 13
-    why = {name.removeprefix("runs/").removesuffix(".json"): reason for name, reason in found.skipped}
+    loaded = read(tmp_path)
+    assert [run.document.method for run in loaded.runs] == ["topk:ratio=0.01", "qsgd:bits=4"]
+    assert loaded.runs[1].document.error == "rank 0: RuntimeError: no space left"
+    assert len(loaded.codecs) == 2 * 2 * 13
+    why = {name.removeprefix("runs/").removesuffix(".json"): reason for name, reason in loaded.skipped}
     for name, part in {
         "cut": "not JSON", "bytes": "not JSON", "list": "expected `object`, got `array`", "nan": "not JSON", "huge": "final",
         "foreign": "schema is None; legal: grace.result, grace.codecs", "later": "version 99; this Grace reads 3",
@@ -64,13 +64,18 @@ def test_what_is_no_directory_is_an_error(tmp_path, name):
 
 def test_a_document_is_read_whole():
     document = run("ddp-bf16", link="1gbit", procedural=True, seed=7)
-    one = run_of(document).document
-    assert is_baseline(one)
-    assert (one.family, one.link.name, one.link.bits_per_second, one.seed) == ("baseline", "1gbit", 1e9, 7)
-    assert (one.data.procedural, one.data.name, one.target.value) == (True, "shapes", 0.9)
-    assert one.time.exposed_ms == document["time"]["exposed_ms"]
-    assert one.prediction.step_ms == document["prediction"]["step_ms"]
-    assert len(one.curve) == 25
+    decoded = run_of(document).document
+    assert is_baseline(decoded)
+    assert (decoded.family, decoded.link.name, decoded.link.bits_per_second, decoded.seed) == (
+        "baseline",
+        "1gbit",
+        1e9,
+        7,
+    )
+    assert (decoded.data.procedural, decoded.data.name, decoded.target.value) == (True, "shapes", 0.9)
+    assert decoded.time.exposed_ms == document["time"]["exposed_ms"]
+    assert decoded.prediction.step_ms == document["prediction"]["step_ms"]
+    assert len(decoded.curve) == 25
 
 
 def test_uncompressed_training_is_a_baseline_of_the_report():

@@ -17,29 +17,29 @@ def result(method: str, **changes: object) -> Result:
     return document
 
 
-def with_terms(one: Result) -> Result:
+def with_terms(run: Result) -> Result:
     """As a run that has measured its network."""
     told = CollectiveTerms(1.0, 1e6, 0.0, 0.0, [4, 1_000_000], [0.1, 1.0], 0.1)
     terms = Terms(10.0, 10.0, 0.0, 0.0, 0.0, 0.5, 1, [0.9], [1.0], {"AllReduce": told})
-    return msgspec.structs.replace(one, prediction=Prediction(20.0, 0.0, terms))
+    return msgspec.structs.replace(run, prediction=Prediction(20.0, 0.0, terms))
 
 
 def test_a_slow_line_adds_at_most_what_the_bytes_take_where_no_network_was_measured() -> None:
-    one = result("topk:ratio=0.01")
-    line = one.traffic.sent_bytes_per_step * link("100mbit").seconds_per_byte
-    assert step_seconds(one, link("100mbit")) == pytest.approx(one.time.step_ms.median / 1000 + line)
-    assert step_seconds(one, None) == one.time.step_ms.median / 1000
+    run = result("topk:ratio=0.01")
+    line = run.traffic.sent_bytes_per_step * link("100mbit").seconds_per_byte
+    assert step_seconds(run, link("100mbit")) == pytest.approx(run.time.step_ms.median / 1000 + line)
+    assert step_seconds(run, None) == run.time.step_ms.median / 1000
 
 
 def test_where_it_was_measured_the_link_model_says_it_as_grace_bench_predict_does() -> None:
-    one, there = with_terms(result("none")), link("100mbit")
-    seconds = forecast(one)
+    run, there = with_terms(result("none")), link("100mbit")
+    seconds = forecast(run)
     assert seconds is not None
-    assert step_seconds(one, there) == seconds(there, one.workers) != step_seconds(one, there, modeled=False)
+    assert step_seconds(run, there) == seconds(there, run.workers) != step_seconds(run, there, modeled=False)
     console = Console(width=200, record=True)
-    console.print(over_slower_links([one, with_terms(result("bf16"))]))
+    console.print(over_slower_links([run, with_terms(result("bf16"))]))
     assert "by the link model" in console.export_text()
-    console.print(over_slower_links([one, result("bf16")]))  # a bound is not compared with a prediction
+    console.print(over_slower_links([run, result("bf16")]))  # a bound is not compared with a prediction
     assert "the measured step, and after it the time" in console.export_text()
 
 

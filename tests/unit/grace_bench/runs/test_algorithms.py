@@ -1,6 +1,7 @@
 """Algorithms in the place of a method: how a run reads them, and what counts as one of their steps."""
 
 import pytest
+import torch
 
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.runs.algorithms import find_algorithm
@@ -39,3 +40,30 @@ def test_a_step_takes_what_its_period_takes():
     assert by_period([1, 1, 4, 1, 1, 7], 3) == [2, 3]
     assert by_period([1, 1, 4], 4) == [2]
     assert by_period([1, 5], 1) == [1, 5]
+
+
+def test_an_optimizer_takes_what_the_task_says_of_its_own_kind():
+    algorithm = find_algorithm("onebitadam:freeze_step=5,eps=0.5")
+    assert algorithm is not None
+    assert (algorithm.family, algorithm.period, algorithm.lr) == ("optimizer", 1, None)
+    layer = torch.nn.Linear(64, 32)
+    has = torch.optim.AdamW(layer.parameters(), lr=0.01, weight_decay=0.3)
+    run = algorithm.connect(layer, 0, None)
+    optimizer = run.join(has)
+    assert [optimizer.param_groups[0][knob] for knob in ("lr", "weight_decay", "eps")] == [0.01, 0.3, 0.5]
+    run.close()
+
+
+def test_a_learning_rate_of_another_kind_of_optimizer_is_refused():
+    layer = torch.nn.Linear(64, 32)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for text, lr, right in (("onebitadam", None, None), ("onebitadam:lr=0.02", None, 0.02), ("onebitadam", 0.03, 0.03)):
+        algorithm = find_algorithm(text)
+        assert algorithm is not None
+        run = algorithm.connect(layer, 0, lr)
+        if right is None:
+            with pytest.raises(ConfigurationError, match=r"learning rate 0\.1 does not suit"):
+                run.join(sgd)
+        else:
+            assert run.join(sgd).param_groups[0]["lr"] == right
+            run.close()

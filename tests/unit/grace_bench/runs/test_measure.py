@@ -25,15 +25,15 @@ def test_compute_is_measured_and_nothing_is_left_of_it():
         (task.loss(model, batch) + 0 * torch.rand(())).backward()
         optimizer.step()
 
-    found = measure.Compute(model, task.optimizer(model), task.batches(0, 2, 0), step)
-    assert len(found.seconds) >= 5
-    assert found.cpu > 0
+    measured = measure.Compute(model, task.optimizer(model), task.batches(0, 2, 0), step)
+    assert len(measured.seconds) >= 5
+    assert measured.cpu > 0
     assert torch.equal(random, torch.get_rng_state())
     assert all(p.grad is None for p in model.parameters())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
-    assert set(found.ready) == {name for name, _ in model.named_parameters()}
-    assert 0 < found.ready["2.weight"] <= found.ready["0.weight"] <= 1  # backward: the last layer first
+    assert set(measured.ready) == {name for name, _ in model.named_parameters()}
+    assert 0 < measured.ready["2.weight"] <= measured.ready["0.weight"] <= 1  # backward: the last layer first
 
 
 def test_a_peak_is_at_least_what_is_held():

@@ -48,11 +48,11 @@ def test_a_plan_that_cannot_be(wrong):
         dataclasses.replace(PLAN, **wrong).runs()
 
 
-@pytest.mark.parametrize(("free", "said"), [(2.5e9, "at most 2 workers fit"), (0.5e9, "not even one")])
-def test_more_workers_than_memory_allows(monkeypatch, free, said):
+@pytest.mark.parametrize(("free", "message"), [(2.5e9, "at most 2 workers fit"), (0.5e9, "not even one")])
+def test_more_workers_than_memory_allows(monkeypatch, free, message):
     monkeypatch.setattr(Digits, "worker_bytes", lambda self: 10**9)
     configs = [RunConfig("digits", "none", workers=4)]
-    with pytest.raises(ConfigurationError, match=rf"4 workers of digits need at least 4\.0 GB.*{said}"):
+    with pytest.raises(ConfigurationError, match=rf"4 workers of digits need at least 4\.0 GB.*{message}"):
         check_memory(configs, int(free))
     check_memory(configs, int(4e9))
 

@@ -14,12 +14,12 @@ def read(text):
 
 
 def test_a_line_of_the_table():
-    found = line(document())
-    assert found["status"] == "ok"
-    assert found["link"] == "none"
-    assert found["step_ms"] == 3.0
-    assert found["prediction_error"] == 0.1
-    assert found["nic_sent_bytes_per_step"] is None
+    cells = line(document())
+    assert cells["status"] == "ok"
+    assert cells["link"] == "none"
+    assert cells["step_ms"] == 3.0
+    assert cells["prediction_error"] == 0.1
+    assert cells["nic_sent_bytes_per_step"] is None
     assert line(FAILED)["step_ms"] is None
     assert line(FAILED)["link_bits_per_second"] == 1e9
     assert line(FAILED)["error"] == "why"
@@ -38,7 +38,7 @@ def test_the_columns_keep_their_names():
 
 
 def test_the_table_has_a_line_for_each_run():
-    assert [one["final"] for one in read(table_csv([document(), FAILED, document(final=None)]))] == ["0.9", "", ""]
+    assert [row["final"] for row in read(table_csv([document(), FAILED, document(final=None)]))] == ["0.9", "", ""]
 
 
 def test_an_empty_table_has_a_heading():
@@ -50,13 +50,13 @@ def test_curves_are_tidy():
     other = RunConfig("digits", "topk:ratio=0.01,memory=none", workers=2)
     lines = read(curves_csv([document(), document(other), FAILED]))
     assert len(lines) == 4
-    assert {one["method"] for one in lines} == {"none", "topk:ratio=0.01,memory=none"}
+    assert {row["method"] for row in lines} == {"none", "topk:ratio=0.01,memory=none"}
     assert lines[1]["accuracy"] == "0.9"
 
 
 def test_tasks_with_other_metrics_share_a_table_of_curves():
     lines = read(curves_csv([document(), document(curve=[point(metrics={"perplexity": 7.0})])]))
-    assert [one["perplexity"] for one in lines] == ["", "", "7.0"]
+    assert [row["perplexity"] for row in lines] == ["", "", "7.0"]
 
 
 def test_tables_are_files(tmp_path):

@@ -6,10 +6,10 @@ from tests.unit.grace_bench.documents import document
 
 
 def test_the_summary_leaves_out_what_there_is_not():
-    found = summary(document(final=None))
-    assert found["step_ms"] == 3.0
-    assert "final" not in found
-    assert "target_seconds" not in found
+    numbers = summary(document(final=None))
+    assert numbers["step_ms"] == 3.0
+    assert "final" not in numbers
+    assert "target_seconds" not in numbers
 
 
 @pytest.mark.parametrize("made", [lambda path: TensorBoard(path), lambda path: Wandb("p", path)])

@@ -29,7 +29,7 @@ def test_deaths_stop_all_but_decoupled_learners():
     assert decoupled["goodput"] > got["elastic", "none"]["goodput"] > got["synchronous", "none"]["goodput"]
     assert got["synchronous", "none"]["stopped"] > got["elastic", "none"]["stopped"] > 0
     assert compressed["sent"] < decoupled["sent"]
-    assert all(row["loss"] < 2.3 for row in got.values())
+    assert decoupled["loss"] < got["synchronous", "none"]["loss"]
 
 
 def test_a_slow_learner_costs_the_others_nothing():

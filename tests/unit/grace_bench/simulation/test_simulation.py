@@ -76,17 +76,17 @@ def test_workers_come_and_go(hands_over: bool) -> None:
 
 def test_what_is_computed_is_applied_owed_or_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a model that stands still, every method has computed the same."""
-    found = {}
+    totals = {}
     for method in ("none", "topk:ratio=0.1"):
         monkeypatch.setattr(
-            "grace_bench.simulation.run._norm", lambda x: {name: one.clone() for name, one in x.items()}
+            "grace_bench.simulation.run._norm", lambda x: {name: tensor.clone() for name, tensor in x.items()}
         )
         setting = Setting(**SMALL, churn=0.1, late=0.2, lr=1e-30)
         row = simulate(setting, [method], quiet)["methods"][0]
         parts = [row["applied"], row["owed"], row["lost"]]
-        found[method] = {name: sum(part[name] for part in parts if name in part) for name in row["applied"]}
-    for name, total in found["none"].items():
-        torch.testing.assert_close(total, found["topk:ratio=0.1"][name], atol=1e-5, rtol=1e-4)
+        totals[method] = {name: sum(part[name] for part in parts if name in part) for name in row["applied"]}
+    for name, total in totals["none"].items():
+        torch.testing.assert_close(total, totals["topk:ratio=0.1"][name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_run_that_diverges_says_so() -> None:

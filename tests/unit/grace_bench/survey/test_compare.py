@@ -32,8 +32,8 @@ def row(**fields: object) -> SurveyRow:
 
 def steps(busy: bool = False, **methods: tuple[float, float, float]) -> StepTable:
     """Milliseconds of each method over the links, on the tasks a and b."""
-    said = {name: dict(zip(LINKS, ms, strict=True)) for name, ms in methods.items()}
-    tasks = {task: TaskSteps(2, 4, 1.0, said) for task in ("a", "b")}
+    milliseconds = {name: dict(zip(LINKS, ms, strict=True)) for name, ms in methods.items()}
+    tasks = {task: TaskSteps(2, 4, 1.0, milliseconds) for task in ("a", "b")}
     return StepTable(created="2026-01-01", system="x", cores=2, grace="1", torch="2", busy=busy, tasks=tasks)
 
 
@@ -90,7 +90,7 @@ def quality(value: float, spread: float = 0.01) -> Quality:
     return Quality(3, value, value - spread, value + spread, 0.1, True)
 
 
-def one(
+def compared(
     value: float,
     sent: float = 0.1,
     ms: tuple[float, float, float] = (1, 1, 1),
@@ -101,12 +101,12 @@ def one(
     return Compared(of, quality(value if bytes_ is None else bytes_), {}, dict(zip(LINKS, ms, strict=True)))
 
 
-def said(finding: str, a: dict[str, Compared], b: dict[str, Compared], *, timed: bool = True) -> str:
-    found = {("survey", "a", 100): a, ("survey", "b", 100): b}
-    return next(verdict.verdict for verdict in judge(found, timed=timed) if finding in verdict.finding)
+def verdict_of(finding: str, a: dict[str, Compared], b: dict[str, Compared], *, timed: bool = True) -> str:
+    comparison = {("survey", "a", 100): a, ("survey", "b", 100): b}
+    return next(verdict.verdict for verdict in judge(comparison, timed=timed) if finding in verdict.finding)
 
 
-HIGH, LOW, MIDDLE = one(0.8), one(0.5), one(0.79)
+HIGH, LOW, MIDDLE = compared(0.8), compared(0.5), compared(0.79)
 
 
 @pytest.mark.parametrize(
@@ -116,18 +116,18 @@ HIGH, LOW, MIDDLE = one(0.8), one(0.5), one(0.79)
         ((HIGH, LOW), (LOW, HIGH), REFUTED),
         ((HIGH, LOW), (HIGH, MIDDLE), OPEN),
         ((HIGH, LOW), (HIGH, None), OPEN),
-        ((HIGH, LOW), (one(0.8, spread=0.001), one(0.79, spread=0.001)), OPEN),  # apart, by little
+        ((HIGH, LOW), (compared(0.8, spread=0.001), compared(0.79, spread=0.001)), OPEN),  # apart, by little
     ],
 )
 def test_error_feedback(a: tuple[Compared, ...], b: tuple[Compared | None, ...], verdict: str) -> None:
     names = ("topk", "topk:memory=none")
-    of_b = {name: one for name, one in zip(names, b, strict=True) if one is not None}
-    assert said("lifts top-k", dict(zip(names, a, strict=True)), of_b) == verdict
+    of_b = {name: compared for name, compared in zip(names, b, strict=True) if compared is not None}
+    assert verdict_of("lifts top-k", dict(zip(names, a, strict=True)), of_b) == verdict
 
 
 def test_of_qsgd_nothing_can_be_said() -> None:
     pair = {"qsgd:bits=4": HIGH, "qsgd:bits=4,shrink=true,memory=residual": LOW}
-    assert said("hurts QSGD", pair, pair) == OPEN
+    assert verdict_of("hurts QSGD", pair, pair) == OPEN
 
 
 @pytest.mark.parametrize(
@@ -137,33 +137,33 @@ def test_of_qsgd_nothing_can_be_said() -> None:
         ({"topk": HIGH, "dgc": LOW}, {"topk": LOW, "dgc": HIGH}, CONFIRMED),
         ({"topk": HIGH, "dgc": MIDDLE}, {"topk": HIGH, "dgc": LOW}, OPEN),
         (
-            {"topk": HIGH, "none": one(0.9, sent=1)},
-            {"topk": HIGH, "none": one(0.9, sent=1)},
+            {"topk": HIGH, "none": compared(0.9, sent=1)},
+            {"topk": HIGH, "none": compared(0.9, sent=1)},
             OPEN,
         ),  # one that compresses
         # by bytes another is the best
-        ({"topk": one(0.8, bytes_=0.1), "dgc": LOW}, {"topk": one(0.8, bytes_=0.1), "dgc": LOW}, REFUTED),
+        ({"topk": compared(0.8, bytes_=0.1), "dgc": LOW}, {"topk": compared(0.8, bytes_=0.1), "dgc": LOW}, REFUTED),
     ],
 )
 def test_winners(a: dict[str, Compared], b: dict[str, Compared], verdict: str) -> None:
     if len(a) == 2 and "none" in a:
         a, b = {**a, "dgc": MIDDLE}, {**b, "dgc": MIDDLE}
-    assert said("No method wins", a, b) == verdict
+    assert verdict_of("No method wins", a, b) == verdict
 
 
 def test_the_architecture_decides_where_more_change_places_than_by_chance() -> None:
     swap = {"topk": HIGH, "dgc": LOW}, {"topk": LOW, "dgc": HIGH}
-    assert said("architecture", *swap) == CONFIRMED
-    assert said("architecture", swap[0], swap[0]) == OPEN
+    assert verdict_of("architecture", *swap) == CONFIRMED
+    assert verdict_of("architecture", swap[0], swap[0]) == OPEN
     many = {f"m{k}": MIDDLE for k in range(40)}
     assert SWAP_ODDS / 2 < 40 * 39
-    assert said("architecture", {**many, **swap[0]}, {**many, **swap[1]}) == OPEN
+    assert verdict_of("architecture", {**many, **swap[0]}, {**many, **swap[1]}) == OPEN
 
 
 def times(**ms: float) -> dict[str, Compared]:
     """Methods by the milliseconds of a step over every link; the later compresses more."""
     return {
-        name.replace("randomk", "randomk:scale=false"): one(0.5, sent=1 / (1 + k), ms=(value, value, value))
+        name.replace("randomk", "randomk:scale=false"): compared(0.5, sent=1 / (1 + k), ms=(value, value, value))
         for k, (name, value) in enumerate(ms.items())
     }
 
@@ -174,22 +174,22 @@ BOTH = {"none": 100.0, "bf16": 90.0}
 def test_times() -> None:
     with_ratio = times(**BOTH, **{f"m{k}": 80.0 - k for k in range(12)})
     against = times(**BOTH, **{f"m{k}": 60.0 + k for k in range(12)})
-    assert said("do not go together", with_ratio, with_ratio) == REFUTED
-    assert said("do not go together", against, against) == CONFIRMED
-    assert said("do not go together", with_ratio, against) == OPEN
+    assert verdict_of("do not go together", with_ratio, with_ratio) == REFUTED
+    assert verdict_of("do not go together", against, against) == CONFIRMED
+    assert verdict_of("do not go together", with_ratio, against) == OPEN
     slow = times(**BOTH, **{f"m{k}": 100.0 + k for k in range(12)})
-    assert said("few methods pay", slow, slow) == CONFIRMED
-    assert said("few methods pay", against, against) == REFUTED
-    assert said("few methods pay", slow, against) == OPEN
+    assert verdict_of("few methods pay", slow, slow) == CONFIRMED
+    assert verdict_of("few methods pay", against, against) == REFUTED
+    assert verdict_of("few methods pay", slow, against) == OPEN
     order = times(**BOTH, randomk=10, threshold=11, dgc=12, topk=13, powersgd=14)
     turned = times(**BOTH, randomk=14, threshold=13, dgc=12, topk=11, powersgd=10)
     close = times(**BOTH, randomk=10.5, threshold=10, dgc=12, topk=13, powersgd=14)
     assert {*RANKING} <= {*order}
-    assert said("rank in this order", order, close) == CONFIRMED
-    assert said("rank in this order", turned, turned) == REFUTED
-    assert said("rank in this order", order, turned) == OPEN
+    assert verdict_of("rank in this order", order, close) == CONFIRMED
+    assert verdict_of("rank in this order", turned, turned) == REFUTED
+    assert verdict_of("rank in this order", order, turned) == OPEN
     for finding in ("do not go together", "few methods pay", "rank in this order"):
-        assert said(finding, order, order, timed=False) == OPEN
+        assert verdict_of(finding, order, order, timed=False) == OPEN
 
 
 def test_of_several_lengths_the_longest_counts() -> None:

@@ -16,12 +16,12 @@ LOST = Quality(3, -math.inf, -math.inf, -math.inf, float("nan"), True)
 CLOSE = Quality(3, 0.785, 0.784, 0.786, 0.1, True)  # clearly worse, by less than 2 %
 
 
-def table(*found: tuple[str, int, Quality]) -> Table:
-    return {("survey", task, steps): {"none": PLAIN, "topk": one} for task, steps, one in found}
+def table(*qualities: tuple[str, int, Quality]) -> Table:
+    return {("survey", task, steps): {"none": PLAIN, "topk": quality} for task, steps, quality in qualities}
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict", "worst"),
+    ("qualities", "verdict", "worst"),
     [
         ([("a", 100, SAME), ("b", 100, SAME)], "keeps", "a"),
         ([("a", 100, CLOSE), ("b", 100, SAME)], "keeps", "a"),
@@ -36,27 +36,27 @@ def table(*found: tuple[str, int, Quality]) -> Table:
         ([("a", 100, SAME), ("a", 400, FEW), ("b", 100, SAME)], "keeps", "a"),  # of too few seeds
     ],
 )
-def test_the_rule(found: list[tuple[str, int, Quality]], verdict: str, worst: str) -> None:
-    rows = table(*found)
-    said = judge("topk", rows, dict.fromkeys(rows, "accuracy"))
-    assert said is not None
-    assert (said.verdict, said.task) == (verdict, worst)
-    assert said.runs == sum(one.seeds for *_, one in found)
-    assert said.tasks == len({task for task, *_ in found})
+def test_the_rule(qualities: list[tuple[str, int, Quality]], verdict: str, worst: str) -> None:
+    rows = table(*qualities)
+    evidence = judge("topk", rows, dict.fromkeys(rows, "accuracy"))
+    assert evidence is not None
+    assert (evidence.verdict, evidence.task) == (verdict, worst)
+    assert evidence.runs == sum(quality.seeds for *_, quality in qualities)
+    assert evidence.tasks == len({task for task, *_ in qualities})
 
 
 def test_a_run_that_diverged_has_no_value() -> None:
     rows = table(("a", 100, LOST))
-    said = judge("topk", rows, dict.fromkeys(rows, "accuracy"))
-    assert said is not None
-    assert (said.value, said.fp32) == (None, 0.80)
+    evidence = judge("topk", rows, dict.fromkeys(rows, "accuracy"))
+    assert evidence is not None
+    assert (evidence.value, evidence.fp32) == (None, 0.80)
 
 
 def test_lower_may_be_better() -> None:
     low = {"none": Quality(3, 10, 9.9, 10.1, 1, False), "topk": Quality(3, 12, 11.9, 12.1, 1, False)}
-    said = judge("topk", {("survey", "a", 1): low}, {("survey", "a", 1): "perplexity"})
-    assert said is not None
-    assert said.verdict == "less"
+    evidence = judge("topk", {("survey", "a", 1): low}, {("survey", "a", 1): "perplexity"})
+    assert evidence is not None
+    assert evidence.verdict == "less"
 
 
 def test_nothing_is_known_without_runs_of_both() -> None:

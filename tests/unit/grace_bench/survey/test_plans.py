@@ -71,7 +71,11 @@ def test_a_learning_rate_is_chosen_on_one_seed_and_judged_on_others(tmp_path):
     assert sorted(row.seed for row in judged) == [1, 1, 2, 2]
     assert sorted(lr for _, lr in trials) == pytest.approx([1e-3, 1e-3, 0.1, 0.1, 1e30, 1e30])
     for row in judged:
-        ends = {lr: one.final for (method, lr), one in trials.items() if method == row.method and one.final is not None}
+        ends = {
+            lr: trial.final
+            for (method, lr), trial in trials.items()
+            if method == row.method and trial.final is not None
+        }
         assert row.peak_lr == min(ends, key=ends.get)
         assert f"--lr {row.peak_lr!r}" in row.command
         check_row(row)

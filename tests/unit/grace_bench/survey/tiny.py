@@ -94,6 +94,6 @@ def change(row, **fields):
 def assert_one_line(done, named):
     """An error of one line, and another that says where to read on."""
     assert done.exit_code == 1
-    said, *rest = done.stderr.strip().splitlines()
-    assert named in said
+    line, *rest = done.stderr.strip().splitlines()
+    assert named in line
     assert all(line.startswith("read on: ") for line in rest)

@@ -45,7 +45,7 @@ def test_workers_share_one_permutation_and_split_it(digits):
     flat = torch.cat(seen).flatten(1)
     assert len(flat) == 4 * steps * digits.batch
     everything = digits.pictures.images.flatten(1) / 8 - 1
-    positions = [(everything == one).all(1).nonzero()[0].item() for one in flat]
+    positions = [(everything == image).all(1).nonzero()[0].item() for image in flat]
     assert len(set(positions)) == len(torch.unique(flat, dim=0))
 
 

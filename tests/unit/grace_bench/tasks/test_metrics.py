@@ -16,12 +16,12 @@ def test_negatives_are_untouched():
     random = np.random.RandomState(0)
     pairs = np.unique(np.stack([random.randint(0, 6, 60), random.randint(0, 20, 60)], 1), axis=0)
     held = np.array([(pairs[pairs[:, 0] == u, 1].max() + 1) % 20 for u in range(6)])
-    found = metrics.negatives(pairs, held, 20, count=50)
-    assert found.shape == (6, 50)
+    drawn = metrics.negatives(pairs, held, 20, count=50)
+    assert drawn.shape == (6, 50)
     touched = {(int(u), int(i)) for u, i in pairs} | set(enumerate(held.tolist()))
-    assert not touched & {(u, i) for u in range(6) for i in found[u].tolist()}
-    assert {i for _, i in touched} & set(found.ravel().tolist())  # others' items may be drawn
-    assert np.array_equal(found, metrics.negatives(pairs, held, 20, count=50))
+    assert not touched & {(u, i) for u in range(6) for i in drawn[u].tolist()}
+    assert {i for _, i in touched} & set(drawn.ravel().tolist())  # others' items may be drawn
+    assert np.array_equal(drawn, metrics.negatives(pairs, held, 20, count=50))
 
 
 def make_scores(better, ties, others=20):
@@ -60,12 +60,12 @@ def test_perplexity():
 
 
 def test_segmentation_by_hand():
-    masks, found = torch.zeros(4, 4, 4), torch.zeros(4, 4, 4)
+    masks, predicted = torch.zeros(4, 4, 4), torch.zeros(4, 4, 4)
     masks[0, :2, :2] = 1  # 4 pixels; 4 found, 2 of them right: Dice 4/8, IoU 2/6
-    found[0, 0, :] = 0.9
+    predicted[0, 0, :] = 0.9
     masks[1, 0, 0] = 1  # nothing found: 0
-    found[2, 3, 3] = 0.6  # a false alarm: 0
-    result = metrics.segmentation(found, masks)  # the fourth has no defect, and none is found: 1
+    predicted[2, 3, 3] = 0.6  # a false alarm: 0
+    result = metrics.segmentation(predicted, masks)  # the fourth has no defect, and none is found: 1
     assert result["paper_iou"] == pytest.approx((0.5 + 0 + 0 + 1) / 4, abs=1e-5)
     assert result["iou"] == pytest.approx((2 / 6 + 0) / 2)
     assert result["false_alarms"] == 0.5

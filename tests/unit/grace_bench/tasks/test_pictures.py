@@ -47,9 +47,9 @@ def test_crops_of_the_padded_picture(reflect):
     places = set()
     for k in range(N):
         windows = {(y, x): wide[k, :, y : y + 8, x : x + 8] for y in range(5) for x in range(5)}
-        found = [place for place, window in windows.items() if torch.equal(window, images[k])]
-        assert len(found) == 1
-        places |= set(found)
+        matching = [place for place, window in windows.items() if torch.equal(window, images[k])]
+        assert len(matching) == 1
+        places |= set(matching)
     assert len(places) > 10
 
 

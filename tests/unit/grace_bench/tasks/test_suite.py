@@ -52,9 +52,9 @@ def test_one_step(name):
         group["lr"] = task.lr(1)
     optimizer.step()
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-    found = task.evaluate(model)
-    assert task.metric in found
-    assert all(math.isfinite(value) for value in found.values())
+    qualities = task.evaluate(model)
+    assert task.metric in qualities
+    assert all(math.isfinite(value) for value in qualities.values())
     assert model.training
     info = task.data_info()
     assert info["source"] == "embedded"
@@ -72,11 +72,11 @@ def test_batches_depend_on_seed_and_rank_alone(name):
     def first(rank, seed):
         return [part for part in next(task.batches(rank, 2, seed)) if isinstance(part, torch.Tensor)]
 
-    one, again, other_rank = first(0, 3), first(0, 3), first(1, 3)
-    assert all(torch.equal(x, y) for x, y in zip(one, again, strict=True))
-    assert not all(torch.equal(x, y) for x, y in zip(one, other_rank, strict=True))
+    batches, again, other_rank = first(0, 3), first(0, 3), first(1, 3)
+    assert all(torch.equal(x, y) for x, y in zip(batches, again, strict=True))
+    assert not all(torch.equal(x, y) for x, y in zip(batches, other_rank, strict=True))
     if not name.startswith("lstm"):  # whose text has an order of its own
-        assert not all(torch.equal(x, y) for x, y in zip(one, first(0, 4), strict=True))
+        assert not all(torch.equal(x, y) for x, y in zip(batches, first(0, 4), strict=True))
     assert torch.equal(torch.get_rng_state(), generator)
 
 

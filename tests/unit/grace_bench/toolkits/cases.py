@@ -64,10 +64,10 @@ if __name__ == "__main__":
     toolkit, *names = sys.argv[1:]
     if toolkit != "tensorflow":
         sys.modules["tensorflow"] = None  # type: ignore[assignment] # Keras would import it
-    found: dict[str, dict[str, Any]] = {"trained": {}, "counted": {}}
+    results: dict[str, dict[str, Any]] = {"trained": {}, "counted": {}}
     for name in names:
         both = prepare(toolkit, name)
-        found["counted"][name] = count(both[1])
+        results["counted"][name] = count(both[1])
         if name.endswith("_small"):
-            found["trained"][name] = train(*both)
-    sys.stdout.write(f"\n{MARK}{json.dumps(found)}\n")
+            results["trained"][name] = train(*both)
+    sys.stdout.write(f"\n{MARK}{json.dumps(results)}\n")

@@ -33,10 +33,10 @@ def look(toolkit, names):
         pytest.skip(f"pip install 'grace-dl[{toolkit}]'")
     script = Path(cases.__file__)
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # three models of many layers are compiled, for two steps each
-    ((status, said),) = fork(script, toolkit, *names, workers=1, env=(quick,))
-    assert status == 0, said[-3000:]
-    (found,) = [line for line in said.splitlines() if line.startswith(cases.MARK)]
-    return json.loads(found.removeprefix(cases.MARK))
+    ((status, output),) = fork(script, toolkit, *names, workers=1, env=(quick,))
+    assert status == 0, output[-3000:]
+    (answer,) = [line for line in output.splitlines() if line.startswith(cases.MARK)]
+    return json.loads(answer.removeprefix(cases.MARK))
 
 
 def check_counts(name, seen):
@@ -103,15 +103,15 @@ def test_a_toolkit_that_is_not_installed_is_refused_before_anything_runs(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"toolkit": "mxnet"}, "mxnet"),
         ({"toolkit": "jax", "method": "ddp-bf16"}, "is torch's own"),
         ({"toolkit": "jax", "granularity": "model"}, "granularity"),
     ],
 )
-def test_what_a_toolkit_cannot_do_is_no_run(wrong, said):
-    with pytest.raises((ConfigurationError, UnknownNameError), match=said):
+def test_what_a_toolkit_cannot_do_is_no_run(wrong, message):
+    with pytest.raises((ConfigurationError, UnknownNameError), match=message):
         RunConfig(**{"task": "ncf_small", "method": "topk", **wrong})
 
 

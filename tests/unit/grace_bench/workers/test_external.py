@@ -7,11 +7,11 @@ from grace_bench.workers.external import ExternalWorkers
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"workers": 2}, "4 workers"), ({"workers": 4, "link": "1gbit"}, "--link 1gbit")]
+    ("wrong", "message"), [({"workers": 2}, "4 workers"), ({"workers": 4, "link": "1gbit"}, "--link 1gbit")]
 )
-def test_what_such_workers_cannot_run(wrong, said):
+def test_what_such_workers_cannot_run(wrong, message):
     workers = object.__new__(ExternalWorkers)
     workers.place = Place(0, 4, "here", 1)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         workers.check([RunConfig("digits", "none", **wrong)])
     workers.check([RunConfig("digits", "none", workers=4)])

@@ -9,7 +9,7 @@ from grace_bench.workers.local import _environment_of, find_killed, terminable
 
 
 @pytest.mark.parametrize(
-    ("statuses", "found"),
+    ("statuses", "killed"),
     [
         ([1, -9], (1, "SIGKILL")),
         ([-11, -9], (0, "SIGSEGV")),
@@ -18,8 +18,8 @@ from grace_bench.workers.local import _environment_of, find_killed, terminable
         ([], None),
     ],
 )
-def test_a_worker_that_a_signal_ended_is_found(statuses, found):
-    assert find_killed(statuses) == found
+def test_a_worker_that_a_signal_ended_is_found(statuses, killed):
+    assert find_killed(statuses) == killed
 
 
 def test_a_command_that_is_terminated_ends_through_its_finally_clauses():

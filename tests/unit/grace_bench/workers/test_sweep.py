@@ -61,7 +61,7 @@ def test_runs_share_workers_where_they_can(tmp_path):
 
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path):
     runs = run(small("none", "topk", "qsgd"), tmp_path, Fake("topk"))
-    assert [one.ok for one in runs] == [True, False, True]
+    assert [run.ok for run in runs] == [True, False, True]
     failed = decode(runs[1].file.read_bytes())
     assert failed.error == "topk: why"
     assert failed.family == "sparsification"
@@ -85,7 +85,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
     again, seen = Fake(), Seen()
     runs = run(configs, tmp_path, again, seen)
     assert again.batches == [["qsgd"]]
-    assert [one.earlier for one in runs] == [True, True, False]
+    assert [run.earlier for run in runs] == [True, True, False]
     assert len(seen.runs) == 3
     assert seen.told == ["ended none", "ended topk", "started qsgd", "1/5", "ended qsgd"]
 
@@ -95,7 +95,7 @@ def test_a_failed_run_is_tried_again_and_a_broken_file_too(tmp_path):
     run(configs, tmp_path, Fake("topk"))
     (tmp_path / "runs" / file_name(configs[0])).write_text("{")
     again = Fake()
-    assert all(one.ok for one in run(configs, tmp_path, again))
+    assert all(run.ok for run in run(configs, tmp_path, again))
     assert again.batches == [["none", "topk"]]
 
 
@@ -132,7 +132,7 @@ def render(view):
 
 def test_tables_tell_quality_times_and_predictions(tmp_path):
     runs = run(small("none", "topk"), tmp_path, Fake("topk"))
-    text = render(tables.sweep([one.document for one in runs]))
+    text = render(tables.sweep([run.document for run in runs]))
     assert "+10 %" in text
     assert "failed" in text
     row = {"link": "1gbit", "asked_bits_per_second": 1e9, "measured_bits_per_second": 9.5e8, "relative_error": -0.05}
@@ -142,10 +142,10 @@ def test_tables_tell_quality_times_and_predictions(tmp_path):
 def test_rounds_have_a_table_of_ratios_and_processor_time(tmp_path):
     methods = ["no-communication", "topk"]
     configs = SweepPlan(["digits"], methods, (2,), baselines=(), rounds=2, common={"steps": 5}).runs()
-    documents = [one.document for one in run(configs, tmp_path, Fake())]
+    documents = [run.document for run in run(configs, tmp_path, Fake())]
     text = render(tables.sweep(documents))
-    for said in ("of the limit", "processor ms", "runs", "over the rounds", "1.00"):
-        assert said in text
+    for heading in ("of the limit", "processor ms", "runs", "over the rounds", "1.00"):
+        assert heading in text
     assert len([*(tmp_path / "runs").iterdir()]) == len(configs)
 
 
@@ -155,10 +155,10 @@ def test_time_left(tmp_path, monkeypatch):
     with open("/dev/null", "w") as nowhere:
         reporter = SweepReporter(Console(file=nowhere), 4, bar=False)
         assert reporter.left() == ""
-        (one,) = run(small("none"), tmp_path, Fake())
-        reporter.end_run(dataclasses.replace(one, earlier=True))  # took no time
+        (ended,) = run(small("none"), tmp_path, Fake())
+        reporter.end_run(dataclasses.replace(ended, earlier=True))  # took no time
         assert reporter.left() == ""
         now[0] = 100.0
-        reporter.end_run(one)
+        reporter.end_run(ended)
         assert reporter.left() == "3 min left"
     assert [duration(s) for s in (45, 720, 7500)] == ["45 s", "12 min", "2 h 5 min"]

@@ -33,9 +33,9 @@ def test_built_once_and_the_same_afterwards(folder):
     first, second = cache.load_or_build("set", 1, build), cache.load_or_build("set", 1, build)
     assert build.calls == 1
     for name, array in Builder()().items():
-        for found in (first, second):
-            assert found[name].dtype == array.dtype
-            assert np.array_equal(found[name], array)
+        for arrays in (first, second):
+            assert arrays[name].dtype == array.dtype
+            assert np.array_equal(arrays[name], array)
 
 
 def test_another_key_is_another_entry(folder):
@@ -60,9 +60,9 @@ def test_of_several_that_ask_at_once_one_builds(folder):
         return cache.load_or_build("set", 1, build)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(ask, range(4)))
+        built = list(pool.map(ask, range(4)))
     assert build.calls == 1
-    assert all(np.array_equal(arrays["x"], np.arange(10)) for arrays in found)
+    assert all(np.array_equal(arrays["x"], np.arange(10)) for arrays in built)
 
 
 @pytest.mark.parametrize("damage", [b"", b"no array"])

@@ -34,13 +34,13 @@ def records(folder, data):
         np.concatenate([labels[:, None].astype(np.uint8), images], axis=1).tofile(folder / f"{name}.bin")
 
 
-def check(found, data):
+def check(arrays, data):
     images, labels = data
-    assert np.array_equal(found["images"], images[:5].reshape(20, 3, 32, 32))
-    assert np.array_equal(found["labels"], labels[:5].ravel())
-    assert np.array_equal(found["test_images"], images[5].reshape(4, 3, 32, 32))
-    assert np.array_equal(found["test_labels"], labels[5])
-    assert found["labels"].dtype == np.int64
+    assert np.array_equal(arrays["images"], images[:5].reshape(20, 3, 32, 32))
+    assert np.array_equal(arrays["labels"], labels[:5].ravel())
+    assert np.array_equal(arrays["test_images"], images[5].reshape(4, 3, 32, 32))
+    assert np.array_equal(arrays["test_labels"], labels[5])
+    assert arrays["labels"].dtype == np.int64
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

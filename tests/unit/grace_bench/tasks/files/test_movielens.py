@@ -25,12 +25,12 @@ def test_implicit_feedback(tmp_path, end, below):
             for item in items:
                 first.setdefault(item, len(first))
     write(tmp_path / below / "ratings.csv", rows, end)
-    found = read_movielens(tmp_path)
-    assert found["held"].tolist() == [first[latest[user]] for user in (7, 3, 12)]
-    assert np.bincount(found["pairs"][:, 0]).tolist() == [24, 19, 29]
+    arrays = read_movielens(tmp_path)
+    assert arrays["held"].tolist() == [first[latest[user]] for user in (7, 3, 12)]
+    assert np.bincount(arrays["pairs"][:, 0]).tolist() == [24, 19, 29]
     pairs = {(user, first[item]) for user, item, _, _ in rows if user != 9 for user in [[7, 3, 12].index(user)]}
-    held = set(enumerate(found["held"].tolist()))
-    assert {tuple(pair) for pair in found["pairs"].tolist()} == pairs - held
+    held = set(enumerate(arrays["held"].tolist()))
+    assert {tuple(pair) for pair in arrays["pairs"].tolist()} == pairs - held
 
 
 def test_at_the_same_time_the_last_in_the_file_is_the_latest(tmp_path):
@@ -40,9 +40,9 @@ def test_at_the_same_time_the_last_in_the_file_is_the_latest(tmp_path):
 
 def test_a_pair_counts_once(tmp_path):
     write(tmp_path / "ratings.csv", [(1, 100 + k % 20, 4.0, k) for k in range(25)])
-    found = read_movielens(tmp_path)
-    assert len(found["pairs"]) == 19
-    assert found["held"].tolist() == [19]
+    arrays = read_movielens(tmp_path)
+    assert len(arrays["pairs"]) == 19
+    assert arrays["held"].tolist() == [19]
 
 
 def test_a_changed_file_is_read_again(tmp_path):

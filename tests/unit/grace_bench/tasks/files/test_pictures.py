@@ -33,18 +33,18 @@ def write_dagm(root, textures, defective=(0, 3)):
 def test_dagm(tmp_path, textures, below):
     write_dagm(tmp_path / below, textures)
     images, masks = textures
-    found = read_dagm(tmp_path, 2, 16)
-    assert np.array_equal(found["images"], images[[0, 3]])
-    assert np.array_equal(found["masks"], masks[[0, 3]])
-    assert np.array_equal(found["test_images"], images)
+    arrays = read_dagm(tmp_path, 2, 16)
+    assert np.array_equal(arrays["images"], images[[0, 3]])
+    assert np.array_equal(arrays["masks"], masks[[0, 3]])
+    assert np.array_equal(arrays["test_images"], images)
     kept = np.isin(np.arange(5), [0, 3])[:, None, None]
-    assert np.array_equal(found["test_masks"], np.where(kept, masks, 0))
+    assert np.array_equal(arrays["test_masks"], np.where(kept, masks, 0))
 
 
 def test_dagm_averaged_down(tmp_path, textures):
     write_dagm(tmp_path, textures)
-    found = read_dagm(tmp_path, 2, 4)["test_images"]
-    assert np.array_equal(found, textures[0].reshape(5, 4, 4, 4, 4).mean((2, 4)).astype(np.uint8))
+    arrays = read_dagm(tmp_path, 2, 4)["test_images"]
+    assert np.array_equal(arrays, textures[0].reshape(5, 4, 4, 4, 4).mean((2, 4)).astype(np.uint8))
 
 
 def test_dagm_is_not_there(tmp_path, textures):

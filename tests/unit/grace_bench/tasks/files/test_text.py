@@ -19,11 +19,11 @@ def write_ptb(folder, sentences=SENTENCES):
 @pytest.mark.parametrize("below", [".", "data", "simple-examples/data"])
 def test_ptb(tmp_path, below):
     write_ptb(tmp_path / below)
-    found = read_ptb(tmp_path, 10_000)
+    parts = read_ptb(tmp_path, 10_000)
     # By frequency, then by name: a, <eos>, b, <unk>, c
-    assert found["train"].tolist() == [0, 2, 0, 1, 2, 0, 4, 3, 1]
-    assert found["valid"].tolist() == [0, 3, 1]
-    assert found["test"].tolist() == [4, 2, 1]
+    assert parts["train"].tolist() == [0, 2, 0, 1, 2, 0, 4, 3, 1]
+    assert parts["valid"].tolist() == [0, 3, 1]
+    assert parts["test"].tolist() == [4, 2, 1]
 
 
 def test_ptb_in_a_smaller_vocabulary(tmp_path):
@@ -51,9 +51,9 @@ def test_ptb_malformed(tmp_path, content, message):
 def test_enwik8_is_split_at_90_and_95_percent(tmp_path):
     content = bytes(range(200))
     (tmp_path / "enwik8").write_bytes(content)
-    found = read_text(tmp_path)
-    assert {part: len(array) for part, array in found.items()} == {"train": 180, "valid": 10, "test": 10}
-    assert b"".join(array.tobytes() for array in found.values()) == content
+    parts = read_text(tmp_path)
+    assert {part: len(array) for part, array in parts.items()} == {"train": 180, "valid": 10, "test": 10}
+    assert b"".join(array.tobytes() for array in parts.values()) == content
 
 
 def test_named_parts(tmp_path):
@@ -68,8 +68,8 @@ def test_any_text_files_are_joined_in_order(tmp_path):
     (tmp_path / "b.txt").write_text("b" * 30)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "z.txt").write_text("a" * 10)
-    found = read_text(tmp_path)
-    assert b"".join(array.tobytes() for array in found.values()) == b"a" * 10 + b"b" * 30
+    parts = read_text(tmp_path)
+    assert b"".join(array.tobytes() for array in parts.values()) == b"a" * 10 + b"b" * 30
 
 
 def test_no_text(tmp_path):
@@ -85,8 +85,8 @@ def test_tokens(tmp_path):
     for name, ids in (("train.bin", [1, 50_256, 300]), ("val.bin", [2, 3])):
         np.array(ids, "<u2").tofile(tmp_path / name)
     assert has_tokens(tmp_path)
-    found = read_tokens(tmp_path)
-    assert {part: array.tolist() for part, array in found.items()} == {"train": [1, 50_256, 300], "test": [2, 3]}
+    parts = read_tokens(tmp_path)
+    assert {part: array.tolist() for part, array in parts.items()} == {"train": [1, 50_256, 300], "test": [2, 3]}
 
 
 def test_malformed_tokens(tmp_path):

@@ -1,0 +1,81 @@
+"""Workers of several ranks: the model is under ``fully_shard`` within a worker, and workers exchange shard with shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grace.adapters.outer.presets import OuterSettings
+from grace.adapters.trained import is_split
+from grace.errors import ConfigurationError
+from grace.transports.agreement import SECONDS
+from grace.transports.torch_distributed import TorchDistributed
+
+
+def find_island(
+    parameters: Mapping[str, Tensor], group: dist.ProcessGroup | None, settings: OuterSettings
+) -> dist.ProcessGroup | None:
+    """The ranks that have the other shards of this worker's model; None: each rank has the whole model.
+
+    Args:
+        parameters: that are trained, of any shapes, by name.
+        group: the ranks that have the same shards in other workers.
+        settings: of the loop.
+
+    Raises:
+        ConfigurationError: some are sharded and others not; a mesh of several dimensions, or that is not only sharded over;
+            no group, or one with a rank of this worker's mesh; a warm-up.
+    """
+    split = {name: p for name, p in parameters.items() if is_split(p)}
+    if not split:
+        return None
+    if whole := sorted(parameters.keys() - split.keys()):
+        raise ConfigurationError(f"{whole[0]!r} is not sharded, and {next(iter(split))!r} is; legal: all, or none")
+    mesh = next(iter(split.values())).device_mesh  # type: ignore[attr-defined]
+    for name, p in split.items():
+        places = p.placements  # type: ignore[attr-defined]
+        if p.device_mesh != mesh or mesh.ndim != 1 or not places[0].is_shard():  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"{name!r} is placed as {places} on a mesh of {mesh.ndim} dimensions; legal in an outer loop: a mesh of one "
+                "dimension within each worker, fully_shard(model, mesh=mesh['shard'])"
+            )
+    if group is None:
+        raise ConfigurationError(
+            "the model is sharded: group= says between which ranks, those that have the same shard in each worker: "
+            "mesh['worker'].get_group() of init_device_mesh(device, (workers, shards), mesh_dim_names=('worker', 'shard'))"
+        )
+    both = set(dist.get_process_group_ranks(group)) & set(mesh.mesh.flatten().tolist())
+    if both != {dist.get_rank()}:
+        raise ConfigurationError(
+            f"ranks {sorted(both)} are in group= and have shards of the same worker's model; legal: a group that has one rank "
+            "of each worker"
+        )
+    if settings.warmup_steps:
+        raise ConfigurationError("warmup_steps with a sharded model; legal: warmup_steps=0")
+    shards: dist.ProcessGroup = mesh.get_group()
+    return shards
+
+
+def compare_within(island: dist.ProcessGroup, settings: Mapping[str, object]) -> tuple[str, ...]:
+    """The different settings that ranks of this worker have, in words: one, if all have the same. For the fingerprint between
+    workers, so that all ranks of all workers hear of a difference. All ranks of the worker call it.
+    """
+    transport = TorchDistributed.of_same_ranks(island)
+    try:
+        told = transport.all_gather_text(
+            json.dumps({key: str(value) for key, value in settings.items()}), seconds=SECONDS
+        )
+    finally:
+        transport.close()
+    return tuple(sorted(set(told)))
+
+
+def any_within(island: dist.ProcessGroup, here: bool, device: torch.device) -> bool:
+    """True if it is on any rank of this worker. All ranks of the worker call it."""
+    flag = torch.tensor(int(here), dtype=torch.int32, device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=island)
+    return bool(flag)

@@ -1,0 +1,285 @@
+"""The handle of an outer loop: what it refuses, what it tells, and what becomes of numbers that are not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import grace
+from grace.adapters.outer.loop import OuterLoop
+from grace.adapters.outer.presets import OuterSettings
+from grace.adapters.outer.state import OuterState
+from grace.errors import CompositionError, ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError
+from tests.unit.adapters.outer.training import Rank, flat, make_inner, make_model, on_ranks
+from tests.unit.networks import in_threads
+
+ALL = grace.Policy([("*", "topk:ratio=0.05")])
+STREAMING = "streaming_diloco:every=6,fragments=2,delay=2"
+
+
+# ---- what is not finite ---------------------------------------------------------------------------------------------
+def poisoned(text: str) -> list[Any]:
+    """A parameter of rank 1 becomes NaN in step 5 of 24."""
+
+    def job(network: Any, rank: int) -> tuple[int, list[Tensor], Tensor, dict[str, Tensor]]:
+        one, thetas = Rank(network, rank, ALL, preset=text), []
+        for step in range(24):
+            one.train(step, step + 1)
+            if rank == 1 and step == 4:
+                one.net[0].weight.data[0, 0] = float("nan")
+            thetas.append(one.theta)
+        return one.loop.stats.nonfinite, thetas, one.own, one.loop._session.worker.state.debts()
+
+    return on_ranks(2, job)
+
+
+@pytest.mark.parametrize("text", ["diloco:every=6", "diloco:every=6,delay=2,alpha=0.5", STREAMING])
+def test_a_window_that_is_not_finite_is_dropped_by_all(text: str) -> None:
+    one, other = poisoned(text)
+    assert one[0] == other[0] > 0
+    assert all(torch.equal(x, y) for x, y in zip(one[1], other[1], strict=True))
+    assert all(bool(x.isfinite().all()) for x in one[1])
+    assert not torch.equal(one[1][-1], one[1][-7]), "it goes on"
+    for _, _, own, debts in (one, other):
+        assert bool(own.isfinite().all())
+        assert all(bool(x.isfinite().all()) for x in debts.values())
+
+
+def test_that_finds_replicas_of_which_only_one_fragment_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one makes it NaN again, and so forth."""
+    monkeypatch.setattr(OuterLoop, "_drops", lambda loop, here: False)
+    other = poisoned(STREAMING)[1]
+    assert not bool(other[2].isfinite().all())
+
+
+# ---- within and between windows -------------------------------------------------------------------------------------
+def test_the_model_is_handed_out_where_it_is_the_same_everywhere() -> None:
+    def job(network: Any, rank: int) -> Tensor:
+        one = Rank(network, rank, "none", preset=STREAMING)
+        loop = one.loop
+        assert loop.model is one.net
+        one.train(6)
+        with pytest.raises(StateError, match=r"step 0 of a window of 6; call handle\.sync\(\)"):
+            _ = loop.model
+        own = one.own
+        with contextlib.suppress(KeyError), loop.shared_model() as net:
+            assert net is one.net
+            assert not torch.equal(flat(net.parameters()), own)
+            raise KeyError("in an evaluation")
+        assert torch.equal(one.own, own)
+        one.train(6, 7)
+        assert loop._flight is not None
+        loop.drain()
+        assert loop._flight is not None, "its mean is still to be applied"
+        loop.sync()
+        assert loop.synchronized
+        assert loop._flight is None
+        assert torch.equal(one.theta, one.own)
+        held = one.own
+        loop.sync()  # nothing to do
+        assert torch.equal(one.own, held)
+        one.train(7, 13)
+        loop.detach()
+        with pytest.raises(GraceError, match="detached"):
+            loop.sync()
+        return held
+
+    one, other = on_ranks(2, job)
+    assert torch.equal(one, other)
+
+
+def test_what_is_offloaded_is_on_the_host_with_the_same_bits() -> None:
+    def job(network: Any, rank: int) -> list[Tensor]:
+        ends = []
+        for offload in (False, True):
+            one = Rank(network, rank, ALL, preset=STREAMING, offload=offload, check_replicas_every=1)
+            one.train(12)
+            assert all(x.device.type == "cpu" for x in one.loop._state.tensors())
+            ends.append(one.theta)
+            one.loop.detach()
+        return ends
+
+    for ends in on_ranks(2, job):
+        assert torch.equal(*ends)
+
+
+def test_state_is_float32_whatever_the_parameters_are() -> None:
+    """Rank 0 moves by one unit in the last place of bfloat16 in each window: the mean moves by half of one."""
+
+    def job(network: Any, rank: int) -> float:
+        net = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+        torch.nn.init.ones_(net.weight)
+        loop = grace.outer(net, make_inner(net), "none", every=2, delay=1, automatic=False, transport=network)
+        for index in range(64):
+            if rank == 0 and index % 2 == 0:
+                net.weight.data.sub_(2.0**-8)
+            loop.step()
+        assert {x.dtype for x in loop._state.tensors()} == {torch.float32}
+        return float(loop._state.theta["weight"])
+
+    assert on_ranks(2, job) == [1 - 32 * 2.0**-9] * 2
+
+
+def test_a_state_of_local_steps_from_before_is_taken() -> None:
+    def job(network: Any, rank: int) -> None:
+        one = Rank(network, rank, "none", every=3)
+        one.train(4)
+        saved = dict(one.loop.state_dict())
+        own = one.own
+        for key in ("alike", "momentum", "flight"):
+            del saved[key]
+        one.train(4, 5)
+        one.loop.load_state_dict(saved)
+        assert torch.equal(one.own, own)
+        assert not one.loop.synchronized
+
+    on_ranks(2, job)
+
+
+def test_it_begins_with_steps_that_average_gradients() -> None:
+    def job(network: Any, rank: int) -> tuple[Tensor, Tensor]:
+        one = Rank(network, rank, "none", preset="diloco:every=3", warmup_steps=4)
+        one.train(4)
+        assert torch.equal(one.theta, one.own)
+        early = one.own
+        one.train(4, 5)
+        return early, one.own
+
+    one, other = on_ranks(2, job)
+    assert torch.equal(one[0], other[0])
+    assert not torch.equal(one[1], other[1])
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+def test_ranks_that_differ_are_told_in_what() -> None:
+    def job(network: Any, rank: int) -> str:
+        with pytest.raises(FingerprintMismatch) as caught:
+            Rank(network, rank, "none", preset="diloco", every=30 + 2 * rank, lr=0.7 - 0.1 * rank)
+        return str(caught.value)
+
+    for message in on_ranks(2, job):
+        assert "every: 30 on ranks [0], 32 on ranks [1]" in message
+        assert "lr: 0.7 on ranks [0], 0.6 on ranks [1]" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "knobs", "error", "words"),
+    [
+        ("signsgd", {"every": 4}, CompositionError, "signsgd takes a majority vote.*'0.weight' by 1; legal: methods that"),
+        ("auto", {"every": 4, "delay": 1}, ConfigurationError, "auto measures rounds.*fragments=1 and delay=0"),
+        ("auto", {"preset": "streaming_diloco"}, ConfigurationError, "auto measures rounds"),
+        ("none", {"every": 20, "fragments": 5}, ConfigurationError, "fragments=5, and the optimizer trains 4 parameters"),
+        ("dilco", {}, ConfigurationError, "did you mean 'diloco'"),
+        ("none", {"every": 4, "transport": "alone", "group": "g"}, ConfigurationError, "give one of them"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_at_once(
+    method: str, knobs: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    net = make_model()
+    with pytest.raises(error, match=words):
+        grace.outer(net, make_inner(net), method, **{"transport": "alone", **knobs})
+
+
+def test_an_optimizer_that_is_none_or_exchanges_by_itself_is_refused() -> None:
+    net = make_model()
+    with pytest.raises(ConfigurationError, match=r"optimizer='adam'; legal: a torch\.optim\.Optimizer"):
+        grace.outer(net, "adam", "diloco", transport="alone")  # type: ignore[arg-type]
+    inner = grace.DistributedOptimizer(make_inner(net), "none", net.named_parameters(), transport="alone")
+    with pytest.raises(ConfigurationError, match=r"'0\.weight' is trained by a grace\.DistributedOptimizer"):
+        grace.outer(net, make_inner(net), "diloco", transport="alone")
+    inner.handle.detach()
+    loop = grace.outer(net, make_inner(net), "diloco", transport="alone")
+    with pytest.raises(ConfigurationError, match="is already trained in an outer loop"):
+        grace.DistributedOptimizer(make_inner(net), "none", net.named_parameters(), transport="alone")
+    loop.detach()
+
+
+def test_auto_is_not_switched_to_where_it_cannot_work() -> None:
+    net = make_model()
+    loop = grace.outer(net, make_inner(net), "none", every=4, delay=1, transport="alone")
+    with pytest.raises(ConfigurationError, match="auto measures rounds"):
+        loop.switch("auto")
+    loop.detach()
+
+
+def test_two_optimizers_of_one_model_have_a_loop_each() -> None:
+    """As Muon for the matrices, and another one for what is none."""
+
+    def job(network: Any, rank: int) -> Tensor:
+        net = make_model(1 + rank)
+        matrices = [p for p in net.parameters() if p.ndim == 2]
+        others = [p for p in net.parameters() if p.ndim < 2]
+        muon = getattr(torch.optim, "Muon", torch.optim.SGD)(matrices, lr=0.02)
+        first = grace.outer(net, muon, "muloco:every=2", transport=network)
+        second = torch.optim.AdamW(others, lr=0.01)
+        loops = (first, grace.outer(net, second, "diloco:every=2", transport=network))
+        for index in range(4):
+            draw = torch.Generator().manual_seed(10 * index + rank)
+            for p in net.parameters():
+                p.grad = torch.randn(p.shape, generator=draw)
+            muon.step()
+            second.step()
+        assert all(loop.synchronized for loop in loops)
+        return flat(net.parameters())
+
+    one, other = on_ranks(2, job)
+    assert torch.equal(one, other)
+
+
+def test_parameters_that_are_added_are_named() -> None:
+    net = make_model()
+    net[2].requires_grad_(False)
+    inner = make_inner(net)
+    loop = grace.outer(net, inner, "none", every=2, transport="alone")
+    with pytest.raises(ConfigurationError, match="already"):
+        grace.outer(net, inner, "none", every=2, transport="alone")
+    with pytest.raises(CompositionError, match="majority vote"):
+        loop.switch("signsgd")
+    loop.switch("topk")
+    inner.step()
+    net[2].requires_grad_(True)
+    with pytest.raises(ConfigurationError, match=r"trains '2.bias', '2.weight', which it did not when the loop began"):
+        inner.step()
+    assert isinstance(loop.error, ConfigurationError)
+    waves = torch.nn.Module()
+    waves.register_parameter("waves", torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
+    with pytest.raises(InputError, match="'waves' is complex64"):
+        grace.outer(waves, make_inner(waves), "none", every=2, transport="alone")
+
+
+def test_a_failed_exchange_is_raised_where_it_is_due_and_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on the other rank; theta stays."""
+
+    def job(network: Any, rank: int) -> Tensor:
+        one = Rank(network, rank, ALL, preset="diloco:every=4,delay=2")
+        one.train(4)
+        held = one.theta
+        if rank == 1:
+            monkeypatch.setattr(one.loop, "_exchange", lambda deltas: one.loop._session.exchange({"strange": deltas}))
+        expected = InputError if rank == 1 else threading.BrokenBarrierError
+        with pytest.raises(expected) as caught:
+            one.train(4, 8)
+        assert torch.equal(one.theta, held)
+        assert one.loop.error is caught.value
+        for again in (one.loop.sync, one.loop.step):
+            with pytest.raises(expected):
+                again()
+        return held
+
+    assert all(isinstance(result, Tensor) for result in in_threads(2, job))
+
+
+def test_b_is_kept_where_a_step_is_not_made() -> None:
+    p = torch.ones(2)
+    state = OuterState({"x": p}, OuterSettings(every=1, lr=0.7, momentum=0.9))
+    state.begin({"x": p})
+    assert state.step("x", torch.ones(2))
+    held = [x.clone() for x in state.tensors()]
+    assert not state.step("x", torch.tensor([1.0, float("inf")]))
+    assert all(torch.equal(x, y) for x, y in zip(state.tensors(), held, strict=True))
