@@ -50,9 +50,10 @@ from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
-    from grace.registry import methods  # what a call of the package gives
+    from grace.gossip.door import gossip  # what a call of the package gives
+    from grace.registry import methods  # the same
 else:
-    from grace import methods
+    from grace import gossip, methods
 
 __all__ = [
     "Auto",
@@ -86,6 +87,7 @@ __all__ = [
     "broadcast_parameters",
     "dequantize",
     "desparsify",
+    "gossip",
     "init_process_group",
     "layers",
     "local",

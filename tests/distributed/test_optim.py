@@ -13,11 +13,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.errors import ConfigurationError, FingerprintMismatch, InputError, TransportError
-from grace.optim import OneBitAdam, parse
+from grace.optim import Dion, OneBitAdam, parse
 from tests.distributed.processes import Pool
 from tests.unit.optim.workers import Workers, flat, loss_of, small
 
-TEXTS = ["onebitadam:freeze_step=3"]
+TEXTS = [
+    "onebitadam:freeze_step=3", "zerooneadam:freeze_step=3,double_every=1,max_interval=2", "dion:rank_fraction=0.25",
+    "demo:k=8,tile=16",
+]  # fmt: skip
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
@@ -32,7 +35,7 @@ def as_simulated(rank: int, world: int, text: str) -> None:
     model = small(seed=rank)
     optimizer = parse(text)(model.named_parameters(), lr=0.01)
     assert "gloo" in optimizer.session.transport
-    train(model, optimizer, rank, range(8))
+    train(model, optimizer, rank, range(8))  # which end a window, too
     workers = Workers(parse(text), world, small, lr=0.01)
     workers.train(range(8))
     torch.testing.assert_close(flat(model), flat(workers.models[rank]), atol=1e-6, rtol=1e-5)
@@ -106,6 +109,8 @@ def shards(rank: int, world: int, text: str, parts: int) -> None:
         == next(iter(model.parameters())).placements
     )
     optimizer.close()
+    with pytest.raises(ConfigurationError, match=r"is a DTensor.*each rank has the whole"):
+        Dion(model.named_parameters(), group=group)
     wrong = mesh["shard"].get_group()
     if parts > 1:
         with pytest.raises(ConfigurationError, match="they hold other shards"):

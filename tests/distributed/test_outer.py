@@ -263,6 +263,8 @@ def sharded_wrongly(rank: int, world: int) -> str:
         grace.outer(net, inner, "none", every=2, group=mesh_of(2)["shard"].get_group())
     with pytest.raises(ConfigurationError, match="warmup_steps=0"):
         begin(net, inner, "none", every=2, warmup_steps=1)
+    with pytest.raises(FingerprintMismatch, match="the ranks of a worker are configured differently"):
+        begin(net, inner, "none", every=2 + rank % 2)
     with pytest.raises(FingerprintMismatch) as caught:
         begin(net, inner, "none", every=3 if rank == 2 else 2)
     return str(caught.value)

@@ -10,6 +10,10 @@ from pathlib import Path
 import grace
 
 SOURCES = Path(grace.__file__).parent
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "tests", "benchmarks", "docs")
+# Packages that are being written, with their tests: they follow when they are finished.
+UNFINISHED = re.compile(r"/(outer|decoupled|optim|gossip)/|/test_(outer|decoupled|optim|gossip)(_\w+)?\.py$")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -26,7 +30,7 @@ def test_what_is_written_to_is_not_the_subject():
 
 
 # A clause is no name of a thing, nor of an action.
-CLAUSE = re.compile(r"(What|Whether|Of|Those)\b")
+CLAUSE = re.compile(r"(What|Whether|Of|Those|How|One|Where|Which|Why|When|Who|Whose|That)\b")
 
 
 def find_clauses(text: str) -> list[str]:
@@ -37,12 +41,11 @@ def find_clauses(text: str) -> list[str]:
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
-    files = sorted(SOURCES.parent.rglob("*.py"))
-    assert {"grace", "grace_bench", "grace_command", "grace_dl"} <= {
-        file.relative_to(SOURCES.parent).parts[0] for file in files
-    }
+    paths = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+    files = [file for file in paths if not UNFINISHED.search(file.as_posix())]
+    assert len(files) > 1000
     clauses = {
-        file.relative_to(SOURCES.parent).as_posix(): lines
+        file.relative_to(ROOT).as_posix(): lines
         for file in files
         if (lines := find_clauses(file.read_text(encoding="utf-8")))
     }
@@ -62,8 +65,18 @@ def g():
     """Offers: what begins with Of is another word."""
 def h():
     """Of each row."""
+def i():
+    """Onefold."""
+    def j():
+        """How many rows there are."""
 '''
-    assert find_clauses(text) == ["What a module is.", "Those of a class.", "Of each row.", "Whether it waits."]
+    assert find_clauses(text) == [
+        "What a module is.",
+        "Those of a class.",
+        "Of each row.",
+        "Whether it waits.",
+        "How many rows there are.",
+    ]
 
 
 # A shape, or whose it is, or where it is said.

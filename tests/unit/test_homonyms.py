@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parents[2] / "src"
 # The rest is what a memory keeps of a tensor when some of it has been sent; only rooms that make or keep one say so.
 REST = (
     "grace/contract/", "grace/kernels/", "grace/methods/", "grace/memories/", "grace/communicators/", "grace/verify/",
-    "grace/run/captures.py", "grace/jax/xla/", "grace_bench/codecs/",
+    "grace/optim/tiles.py", "grace/run/captures.py", "grace/jax/xla/", "grace_bench/codecs/",
 )  # fmt: skip
 
 

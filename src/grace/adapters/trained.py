@@ -33,6 +33,7 @@ def find_trained(
                 f"an outer loop takes a plain module, or one under fully_shard, got {wrapper}, which exchanges or splits "
                 "parameters itself; pass the module before it is wrapped, and train that"
             )
+    _check_kind(optimizer)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named = {name: p for name, p in model.named_parameters() if p in trained}
     if len(named) != len(trained):
@@ -52,6 +53,11 @@ def find_trained(
     return named
 
 
+def _check_kind(optimizer: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(f"optimizer={optimizer!r:.60}; legal: a torch.optim.Optimizer")
+
+
 def name_trained(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None = None
 ) -> dict[str, Tensor]:
@@ -65,8 +71,7 @@ def name_trained(
     Raises:
         ConfigurationError: parameters without a name, a name for two, or nothing to train.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigurationError(f"optimizer={optimizer!r:.60}; legal: a torch.optim.Optimizer")
+    _check_kind(optimizer)
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     named: dict[str, Tensor] = {}
     for item in _name_by_place(optimizer) if named_parameters is None else named_parameters:

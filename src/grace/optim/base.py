@@ -10,11 +10,12 @@ then parameters, averages and memories stay as they were.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from grace.adapters.buckets import fill_buckets
 from grace.adapters.outer.warmup import averaging, check_dense
 from grace.adapters.taken import refuse_shared, release, take
 from grace.adapters.torch_optimizer import KEY
-from grace.adapters.trained import is_split, name_trained, refuse_ddp, refuse_in_backward
+from grace.adapters.trained import is_split, name_trained, refuse_ddp, refuse_in_backward, refuse_split
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError, out_of_range
@@ -54,7 +55,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     Args:
         params: parameters, or groups of them, with names or without: ``model.named_parameters()``.
         defaults: of the groups' hyperparameters.
-        method: for what is compressed; names are those of the parameters.
+        method: for what is compressed; names are those of the parameters. None: see :meth:`_method`.
         group: the ranks that exchange; by default all. DTensors need it: the ranks that have the same shard.
         transport: between the ranks, in place of such a group: an object, or a name as for :func:`grace.transport`.
         options: ``nonfinite`` says what a step in which some rank saw an inf or NaN does: nothing ("propagate", "skip"), or
@@ -71,12 +72,13 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     _step_supports_amp_scaling = True  # a GradScaler calls step() on all ranks then, whatever it has found on one
     _session: Session | None = None
+    needs_whole: ClassVar[bool] = False  # whether a shard of a parameter is not enough
 
     def __init__(
         self,
         params: ParamsT,
         defaults: dict[str, Any],
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | str | None,
         *,
         group: dist.ProcessGroup | None,
         transport: str | Transport | None,
@@ -87,6 +89,8 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         for entry in self.param_groups:
             self._check_group(entry)
         named = name_trained(self)
+        if self.needs_whole:
+            refuse_split(named)
         refuse_ddp(named, _WITHOUT_DDP)
         refuse_in_backward(named)
         refuse_shared(named)
@@ -99,6 +103,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
             **knobs,
         }
         self._raises = options.nonfinite == "error"
+        method = self._method(named) if method is None else method
         session = Session(like, method, over, replace(options, nonfinite="propagate"), knobs=common)
         session.worker.holds = True
         session.broadcast_(local(p) for p in named.values())
@@ -120,6 +125,10 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         Returns:
             The names of tensors that were not finite on some rank. Then nothing of the optimizer has changed.
         """
+
+    def _method(self, named: Mapping[str, Tensor]) -> Policy:
+        """The policy for these parameters, where no method was given."""
+        raise NotImplementedError
 
     def _check_group(self, entry: Mapping[str, Any]) -> None:
         """Checks the hyperparameters of a group.
@@ -159,6 +168,14 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     @abc.abstractmethod
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         """The state of a parameter before the first step, the same on all ranks: see :func:`zeros`."""
+
+    def _lend(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Copies of all gradients for an exchange, zeros where there is none."""
+        given = {}
+        for name, gradient in gradients.items():
+            room = self.session.scratch_like(self.session.like[name])
+            given[name] = room.zero_() if gradient is None else room.copy_(gradient)
+        return given
 
     def _average(self, gradients: Mapping[str, Tensor | None]) -> Exchange[dict[str, Tensor]]:
         """The means of all gradients that some rank has, uncompressed."""
@@ -285,12 +302,13 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         if not isinstance(inner, Mapping):
             self.session.compare_loads(StateError(f"not a state of grace.optim: it lacks {KEY!r}"), {})
         self.session.load_state_dict(inner, also=functools.partial(self._read, state_dict, saved))
+        devices = {p: {key: x.device for key, x in self.state[p].items()} for p in self._names}
         super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
         for p, held in self._pair(state_dict):  # torch has cast what it loaded to the parameter's dtype
             for key, value in held.items():
-                self.state[p][key] = (
-                    value.to(self.state[p][key].device, copy=True) if isinstance(value, Tensor) else value
-                )
+                if isinstance(value, Tensor):
+                    value = value.to(devices.get(p, {}).get(key, p.device), copy=True)
+                self.state[p][key] = value
         assert isinstance(saved, Mapping)
         self._set_counters(saved["counters"])
 
@@ -375,6 +393,19 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         """Bytes, steps, times and non-finite tensors since the start."""
         return self.session.stats
 
+    @property
+    def synchronized(self) -> bool:
+        """True if all replicas are the same, as between steps they are but for windows of local ones."""
+        return True
+
+    def sync(self) -> None:
+        """Makes all replicas the same, on all ranks, for instance at the end of training. Does nothing if they are."""
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """A context in which the parameters are those that all ranks have in common, to evaluate or save them."""
+        yield
+
     def close(self) -> None:
         """Leaves the job: no further step can be made, and another optimizer may take the parameters."""
         release(self)
@@ -399,6 +430,14 @@ def local(x: Tensor) -> Tensor:
 def zeros(p: Tensor) -> Tensor:
     """Zeros like a parameter of any shape, at least float32; of a DTensor, one."""
     return torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
+
+
+def divide(x: Tensor, v: Tensor, eps: float) -> Tensor:
+    """``x / (sqrt v + eps)``, of any shape; 0 where x and v are, also without eps."""
+    root = v.sqrt()
+    if eps == 0:
+        root.masked_fill_(v == 0, 1.0)
+    return x / root.add_(eps)
 
 
 def nonfinite(means: Mapping[str, Tensor]) -> list[str]:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import OptimizerWarning, out_of_range, stack_level
-from grace.optim.base import CompressedOptimizer, local, nonfinite, zeros
+from grace.optim.base import CompressedOptimizer, divide, local, nonfinite, zeros
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
 from grace.transports.base import Transport
@@ -126,7 +126,7 @@ class OneBitAdam(CompressedOptimizer):
             state["step"] += 1
             m.lerp_(mean, 1 - beta1)
             v.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
-            self._apply(p, m, v, entry, float(state["step"]))
+            self._apply(p, state, entry)
         yield from self._consider_freezing(self.steps + 1)
         return []
 
@@ -145,22 +145,21 @@ class OneBitAdam(CompressedOptimizer):
             m, v = local(state["exp_avg"]), local(state["exp_avg_sq"])
             m.copy_(means[name]).masked_fill_(v == 0, 0.0)
             state["step"] += 1
-            self._apply(p, m, v, entry, float(state["step"]))
+            self._apply(p, state, entry)
         return []
 
-    def _apply(self, p: Tensor, m: Tensor, v: Tensor, entry: Mapping[str, Any], step: float) -> None:
-        """Moves a parameter of any shape, whose averages are m and v after ``step`` steps."""
-        lr, eps, decay = float(entry["lr"]), entry["eps"], entry["weight_decay"]
-        rate, root = lr, v.sqrt()
-        if self.bias_correction:
+    def _apply(self, p: Tensor, state: Mapping[str, Tensor], entry: Mapping[str, Any]) -> None:
+        """Moves a parameter of any shape, whose state is that of this step."""
+        m, v, step = local(state["exp_avg"]), local(state["exp_avg_sq"]), float(state["step"])
+        lr, eps = float(entry["lr"]), entry["eps"]
+        rate = lr
+        if self.bias_correction:  # m / (sqrt (v / c) + eps) = sqrt c m / (sqrt v + sqrt c eps)
             beta1, beta2 = entry["betas"]
-            rate /= 1 - beta1**step
-            root /= math.sqrt(1 - beta2 ** min(step, self.freeze_step or step))
-        if eps == 0:
-            root.masked_fill_(v == 0, 1.0)  # where m is 0, too
-        if decay:
-            p.mul_(1 - lr * decay)
-        p.add_(m / root.add_(eps), alpha=-rate)
+            root = math.sqrt(1 - beta2 ** min(step, self.freeze_step or step))
+            rate, eps = lr * root / (1 - beta1**step), eps * root
+        if entry["weight_decay"]:
+            p.mul_(1 - lr * entry["weight_decay"])
+        p.add_(divide(m, v, eps), alpha=-rate)
 
     # ---- the freeze -------------------------------------------------------------------------------------------------
     def _consider_freezing(self, step: int) -> Exchange[None]:

@@ -8,10 +8,20 @@ from typing import Any
 
 from grace.errors import ConfigurationError, unknown
 from grace.optim.base import CompressedOptimizer
+from grace.optim.demo import DeMo
+from grace.optim.dion import Dion
 from grace.optim.onebit_adam import OneBitAdam
+from grace.optim.onebit_lamb import OneBitLamb
+from grace.optim.zero_one_adam import ZeroOneAdam
 from grace.registry import parse as split_text
 
-OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {"onebitadam": OneBitAdam}
+OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {
+    "onebitadam": OneBitAdam,
+    "zerooneadam": ZeroOneAdam,
+    "onebitlamb": OneBitLamb,
+    "demo": DeMo,
+    "dion": Dion,
+}
 _GIVEN = frozenset({"self", "params", "group", "transport", "options"})  # by whoever calls the factory
 
 

@@ -443,9 +443,8 @@ class Session(Switching, Keeping):
         if not self._turn.acquire(blocking=False):
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
-            if self._order is not None:
-                self._order.enter()
-            yield
+            with contextlib.nullcontext() if self._order is None else self._order.turn():
+                yield
         except NonFiniteError:
             raise
         except ReplicasDifferError as error:  # others may still be receiving what has told this one

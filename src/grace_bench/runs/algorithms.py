@@ -68,7 +68,7 @@ class OuterAlgorithm(Algorithm):
 
     @property
     def method(self) -> OuterMethod:
-        """What compresses the pseudo-gradients."""
+        """The method that compresses the pseudo-gradients."""
         return self._read[1]
 
     @property
@@ -152,6 +152,14 @@ class OptimizerRun(NoExchange):
 
     def count(self) -> Counters:
         return counters_of(self._optimizer.stats)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        with self._optimizer.shared():
+            yield self.model
+
+    def end(self) -> None:
+        self._optimizer.sync()
 
     def close(self) -> None:
         self._optimizer.close()

@@ -62,7 +62,7 @@ def test_contraction(compressor: ChunkTopK) -> None:
 
 
 def test_contraction_of_the_worst_three() -> None:
-    """Of v, 0 and -v the outer two have codes of their own; of three that are almost one the mean says nearly all."""
+    """The outer two of v, 0 and -v have codes of their own; the mean says nearly all of three that are almost equal."""
     for x in ([1.0, 0.0, -1.0], [1.0, 1.0, 1.0], [1.0, 1.0, -2.0], [1.0, -0.9, 0.1]):
         numbers = torch.tensor(x)
         error = (numbers - checks.decoded(ChunkTopK(3, 3), numbers, checks.stream())).square().sum()

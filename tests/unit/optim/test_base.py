@@ -16,6 +16,7 @@ from grace.errors import (
     GraceError,
     InputError,
     NonFiniteError,
+    ReplicasDifferError,
     StateError,
     UnknownNameError,
 )
@@ -24,8 +25,21 @@ from grace.run.options import Options
 from grace.transports.simulated import simulated
 from tests.unit.optim.workers import Point, Workers, equal, everything, flat, loss_of, small
 
-TEXTS = ["onebitadam:freeze_step=3"]
-LEARNING = ["onebitadam:freeze_step=25"]
+TEXTS = [
+    "onebitadam:freeze_step=3", "zerooneadam:freeze_step=4,double_every=2,max_interval=4", "demo:k=8,tile=16",
+    "dion:rank_fraction=0.25", "onebitlamb:freeze_step=3,eps=0.0001",
+]  # fmt: skip
+LEARNING = [
+    "onebitadam:freeze_step=25,lr=0.01", "zerooneadam:freeze_step=25,double_every=8,max_interval=4,kappa=2,lr=0.01",
+    "demo:k=8,tile=16,lr=0.01", "dion:rank_fraction=0.25,lr=0.03", "onebitlamb:freeze_step=25,lr=0.03",
+]  # fmt: skip
+STOPS = {  # before the freeze, after it; and within windows of 2 and of 4
+    "onebitadam": (2, 5), "onebitlamb": (2, 5), "zerooneadam": (2, 4, 7, 9),
+}  # fmt: skip
+COUNTED = [  # in which a step is what counts or not, and no window
+    "onebitadam:freeze_step=3", "onebitadam:freeze_step=20", "zerooneadam:freeze_step=20,kappa=1", "demo:k=8,tile=16",
+    "dion:rank_fraction=0.25", "onebitlamb:freeze_step=3,eps=0.0001",
+]  # fmt: skip
 
 
 def alone(**knobs: Any) -> tuple[nn.Module, OneBitAdam]:
@@ -40,27 +54,28 @@ def start(text: str, world: int = 2, **knobs: Any) -> Workers:
 
 @pytest.mark.parametrize("text", LEARNING)
 def test_replicas_stay_equal_and_learn(text: str) -> None:
-    workers = start(text, 3)
+    workers = Workers(parse(text), 3, small, options=Options(check_replicas_every=3))  # which finds nothing
     before = float(loss_of(workers.models[0], 99, 0, 200).detach())
-    workers.train(range(60))
+    workers.train(range(61))
     assert workers.replicas_equal()
-    assert float(loss_of(workers.models[0], 99, 0, 200).detach()) < 0.8 * before
-    assert workers.optimizers[0].stats.steps == workers.optimizers[0].steps == 60
+    assert float(loss_of(workers.models[0], 99, 0, 200).detach()) < 0.85 * before
+    assert workers.optimizers[0].stats.steps == workers.optimizers[0].steps == 61
     assert workers.optimizers[0].stats.traffic.sent > 0
 
 
-@pytest.mark.parametrize("at", [2, 5, 6])
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "at"), [(text, at) for text in TEXTS for at in STOPS.get(text.partition(":")[0], (4,))]
+)
 def test_a_run_that_resumes_has_the_same_bits(text: str, at: int) -> None:
     whole, first = start(text), start(text)
-    whole.train(range(10))
+    whole.train(range(12))
     first.train(range(at))
     second = start(text)
     for model, other in zip(second.models, first.models, strict=True):
         model.load_state_dict(other.state_dict())
     for optimizer, state in zip(second.optimizers, first.states(), strict=True):
         optimizer.load_state_dict(state)
-    second.train(range(at, 10))
+    second.train(range(at, 12))
     assert all(map(torch.equal, whole.parameters(), second.parameters()))
     assert all(map(equal, whole.states(), second.states()))
 
@@ -77,17 +92,18 @@ def refuse_to_count(workers: Workers, bad: Any = float("nan")) -> None:
     assert all(map(torch.equal, before, workers.parameters()))
     assert all(map(equal, states, workers.states()))
     assert [optimizer.steps for optimizer in workers.optimizers] == [counted] * len(workers.models)
-    assert [optimizer.stats.nonfinite for optimizer in workers.optimizers] == [1] * len(workers.models)
+    together = len(workers.optimizers[0].session.group_of["0.weight"].members)  # of a buffer all are lost
+    assert [optimizer.stats.nonfinite for optimizer in workers.optimizers] == [together] * len(workers.models)
     workers.train(range(5, 8))
     assert workers.optimizers[0].steps == counted + 3
     assert workers.replicas_equal()
     assert bool(flat(workers.models[0]).isfinite().all())
 
 
-@pytest.mark.parametrize("freeze", [3, 20], ids=["compressed", "before"])
+@pytest.mark.parametrize("text", COUNTED)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_counts_on_no_rank(freeze: int, bad: float) -> None:
-    refuse_to_count(start(f"onebitadam:freeze_step={freeze}"), bad)
+def test_a_step_that_is_not_finite_counts_on_no_rank(text: str, bad: float) -> None:
+    refuse_to_count(start(text), bad)
 
 
 def test_a_step_that_keeps_its_memories_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +122,17 @@ def test_a_step_that_is_not_finite_can_be_an_error() -> None:
             workers.step([[torch.full_like(p, torch.inf) if not n else p.grad for n, p in enumerate(model.parameters())]
                           for model in workers.models])  # fmt: skip
     assert workers.optimizers[0].steps == 4
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_replicas_that_differ_are_found(text: str) -> None:
+    workers = start(text, options=Options(check_replicas_every=2))
+    workers.train(range(4))
+    name = "exp_avg_sq" if text.startswith("zero") else ""  # parameters are made anew from what is averaged
+    held = workers.optimizers[1].state[workers.models[1].get_parameter("2.bias")]
+    (held[name] if name else workers.models[1].get_parameter("2.bias").detach())[0] += 0.5
+    with pytest.raises(ReplicasDifferError, match="the parameters of rank 1"):
+        workers.train(range(4, 10))
 
 
 # ---- other numbers of workers ---------------------------------------------------------------------------------------

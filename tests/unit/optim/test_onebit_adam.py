@@ -40,15 +40,15 @@ class Unfrozen(OneBitAdam):
 class Unmasked(OneBitAdam):
     """Moves where v is 0, too, as the equations say."""
 
-    def _apply(self, p: Tensor, m: Tensor, v: Tensor, entry: Any, step: float) -> None:
-        OneBitAdam._apply(self, p, m, v, entry, step)
+    def _apply(self, p: Tensor, state: Any, entry: Any) -> None:
+        OneBitAdam._apply(self, p, state, entry)
         if self.frozen:
-            p.add_(torch.where(v == 0, 1e-3, 0.0))
+            p.add_(torch.where(state["exp_avg_sq"] == 0, 1e-3, 0.0))
 
 
 class Uncorrected(OneBitAdam):
-    def _apply(self, p: Tensor, m: Tensor, v: Tensor, entry: Any, step: float) -> None:
-        OneBitAdam._apply(self, p, m, v, entry, step + 1)
+    def _apply(self, p: Tensor, state: Any, entry: Any) -> None:
+        OneBitAdam._apply(self, p, {**state, "step": state["step"] + 1}, entry)
 
 
 def hand(make: Callable[..., OneBitAdam]) -> None:

@@ -101,3 +101,34 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
     return bool(a == b)
+
+
+def saved(workers: Workers, memories: str) -> list[dict[str, Any]]:
+    """What the checkpoints of all workers hold: rank by rank, each of whose collectives are answered by all."""
+    from tests.unit.networks import Threads, run_threads
+
+    hub = Threads(len(workers.optimizers))
+    for rank, optimizer in enumerate(workers.optimizers):
+        optimizer.session._transport = hub.member(rank)
+    return run_threads(
+        len(workers.optimizers), lambda rank: workers.optimizers[rank].checkpoint(memories).state_dict(), hub
+    )
+
+
+def load(workers: Workers, given: dict[str, Any], memories: str, saved_by: int) -> list[Any]:
+    """Loads a checkpoint into all workers."""
+    from tests.unit.networks import Threads, run_threads
+
+    hub = Threads(len(workers.optimizers))
+    places = [optimizer.session._transport for optimizer in workers.optimizers]
+    for rank, optimizer in enumerate(workers.optimizers):
+        optimizer.session._transport = hub.member(rank)
+    count = None if memories == "mean" else saved_by
+    out = run_threads(
+        len(workers.optimizers),
+        lambda rank: workers.optimizers[rank].checkpoint(memories, count).load_state_dict(given),
+        hub,
+    )
+    for optimizer, place in zip(workers.optimizers, places, strict=True):
+        optimizer.session._transport = place
+    return out

@@ -60,9 +60,9 @@ def find_island(
     return shards
 
 
-def compare_within(island: dist.ProcessGroup, settings: Mapping[str, object]) -> str:
-    """The settings of all ranks of this worker, in words that workers have in common if their ranks have: for the fingerprint
-    between workers. All ranks of the worker call it.
+def compare_within(island: dist.ProcessGroup, settings: Mapping[str, object]) -> tuple[str, ...]:
+    """The different settings that ranks of this worker have, in words: one, if all have the same. For the fingerprint between
+    workers, so that all ranks of all workers hear of a difference. All ranks of the worker call it.
     """
     transport = TorchDistributed.of_same_ranks(island)
     try:
@@ -71,7 +71,7 @@ def compare_within(island: dist.ProcessGroup, settings: Mapping[str, object]) ->
         )
     finally:
         transport.close()
-    return " and ".join(sorted(set(told)))
+    return tuple(sorted(set(told)))
 
 
 def any_within(island: dist.ProcessGroup, here: bool, device: torch.device) -> bool:

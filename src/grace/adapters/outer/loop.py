@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.buckets import fill_buckets
-from grace.adapters.choosing import Choosing, read_choice
+from grace.adapters.choosing import read_choice
 from grace.adapters.outer.flight import Flight
 from grace.adapters.outer.fragments import Fragments
 from grace.adapters.outer.islands import any_within, compare_within, find_island
 from grace.adapters.outer.presets import OuterMethod, OuterSettings
-from grace.adapters.outer.saved import ShardedWindowCheckpoint, WindowCheckpoint, complete, read_window
+from grace.adapters.outer.resuming import Resuming
 from grace.adapters.outer.state import OuterState
 from grace.adapters.outer.warmup import average_gradients
 from grace.adapters.taken import refuse_shared, release, take
@@ -27,15 +27,13 @@ from grace.adapters.trained import find_trained, list_replicated, part_of, zero_
 from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
 from grace.contract.wrapping import layers
-from grace.errors import CompositionError, ConfigurationError, GraceError, StateError
+from grace.errors import CompositionError, ConfigurationError, FingerprintMismatch, GraceError
 from grace.registry import spell
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
-from grace.run.checkpoint import Memories
-from grace.run.lane import Inline, Lane, lane_for
+from grace.run.lane import Inline, lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
-from grace.run.saved import OwnState
 from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.transports.base import Transport
@@ -44,11 +42,8 @@ from grace.transports.torch_distributed import TorchDistributed
 
 _TAKEN = "is already trained in an outer loop, which exchanges it; use handle.detach() first"
 
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful
 
-
-class OuterLoop(Choosing):
+class OuterLoop(Resuming):
     """An outer loop at work on one model and its optimizer. Made by :func:`outer` and :func:`local`; all ranks call its
     methods alike.
 
@@ -72,11 +67,7 @@ class OuterLoop(Choosing):
         self._parameters = find_trained(model, optimizer)
         refuse_shared(self._parameters)
         auto, fixed, more = read_choice(method)
-        if auto is not None and (settings.fragments > 1 or settings.delay):
-            raise ConfigurationError(
-                f"outer: {auto} measures rounds in which training waits for the whole exchange; legal: a method of your own, "
-                "or fragments=1 and delay=0"
-            )
+        self._refuse_auto(auto)
         self._island = find_island(self._parameters, group, settings)
         self._fragments = Fragments({name: p.numel() for name, p in self._parameters.items()}, settings)
         self._state = OuterState(self._parts, settings, offload)
@@ -86,16 +77,18 @@ class OuterLoop(Choosing):
         policy = options.read(fixed)
         _refuse_votes(policy, self._state.theta)
         knobs = {**asdict(settings), "automatic": automatic, **more}
-        if self._island is not None:
-            within = compare_within(self._island, {**knobs, "method": policy})
-            knobs["all ranks of a worker"] = within
+        within = () if self._island is None else compare_within(self._island, {**knobs, "method": policy})
+        knobs["ranks of a worker"] = within
         session = Session(self._like(offload), policy, over, options, knobs=knobs, repairs=True)
+        if len(within) > 1:  # in all workers alike
+            session.close()
+            raise FingerprintMismatch(f"the ranks of a worker are configured differently: {' and '.join(within)}")
         super().__init__(Steps(session, counted=False))
         self.lr = 1.0  # pseudo-gradients are in units of the parameters, and so is what a memory owes of them
         self._total = self._taken = 0  # since the start; in this window
         self._alike = frozenset(range(len(self._fragments)))  # fragments that are where theta is, on all ranks
         self._flight: Flight | None = None
-        self._lane: Lane = lane_for(next(iter(self._parameters.values())).device) if settings.delay else Inline()
+        self._lane = lane_for(next(iter(self._parameters.values())).device) if settings.delay else Inline()
         self.stats.overlaps = self._lane.overlaps
         self._session.broadcast_(part_of(p) for p in model.parameters())
         self._state.begin(self._parts)
@@ -112,11 +105,6 @@ class OuterLoop(Choosing):
         self._open = True
         take(self, self._parameters.values(), _TAKEN)
 
-    @property
-    def _parts(self) -> dict[str, Tensor]:
-        """The part of each parameter that this rank has."""
-        return {name: part_of(p) for name, p in self._parameters.items()}
-
     def _like(self, offload: bool) -> Mapping[str, Tensor]:
         """A tensor like each pseudo-gradient, on its device, which takes no room."""
         theta = self._state.theta
@@ -126,6 +114,13 @@ class OuterLoop(Choosing):
             name: torch.empty((), dtype=theta[name].dtype, device=p.device).expand(p.shape)
             for name, p in self._parts.items()
         }
+
+    def _refuse_auto(self, auto: Auto | Adaptive | None) -> None:
+        if auto is not None and (self.settings.fragments > 1 or self.settings.delay):
+            raise ConfigurationError(
+                f"outer: {auto} measures rounds in which training waits for the whole exchange; legal: a method of your own, "
+                "or fragments=1 and delay=0"
+            )
 
     def _settings(self) -> Settings | None:
         """A learning rate of 1: what is exchanged is in units of the parameters."""
@@ -243,12 +238,6 @@ class OuterLoop(Choosing):
             self._land(0.0)
         self._end_window()
 
-    def drain(self) -> None:
-        """Returns once the exchange in flight, if there is one, has ended. Its mean is applied when it is due."""
-        if self._flight is not None:
-            with self._waiting():
-                self._lane.drain()
-
     @torch.no_grad()
     def _launch(self, names: tuple[str, ...], fragment: int | None) -> None:
         """Starts the exchange of these pseudo-gradients."""
@@ -307,16 +296,6 @@ class OuterLoop(Choosing):
         with self._telling():
             return any_within(self._island, here, next(iter(self._parameters.values())).device)
 
-    def _end_window(self) -> None:
-        """All replicas are theta."""
-        self._taken, self._alike = 0, frozenset(range(len(self._fragments)))
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Training waits for an exchange: it counts as exposed, where it does not anyway."""
-        with self.stats.wait() if self.stats.overlaps else contextlib.nullcontext():
-            yield
-
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
         """An error within ends the session, so that ranks that wait for this one hear of it."""
@@ -328,13 +307,6 @@ class OuterLoop(Choosing):
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
-    def synchronized(self) -> bool:
-        """True if all replicas are the same: between windows, not within one; with ``alpha`` or fragments only after
-        :meth:`sync`.
-        """
-        return len(self._alike) == len(self._fragments)
-
-    @property
     def model(self) -> nn.Module:
         """The model, to evaluate or save, while its parameters are the same on all ranks.
 
@@ -343,13 +315,6 @@ class OuterLoop(Choosing):
         """
         self._check_synchronized()
         return self._model
-
-    def _check_synchronized(self, hint: str = "") -> None:
-        if not self.synchronized:
-            raise StateError(
-                f"the replicas differ: this is step {self._taken} of a window of {self.settings.every}; call handle.sync() on "
-                f"all ranks first{hint}"
-            )
 
     @contextlib.contextmanager
     def shared_model(self) -> Iterator[nn.Module]:
@@ -365,109 +330,13 @@ class OuterLoop(Choosing):
                 for name, p in self._parts.items():
                     p.copy_(own[name])
 
-    @torch.no_grad()
-    def _write_theta(self) -> None:
-        for name, p in self._parts.items():
-            self._state.write(name, p)
-
     def switch(self, method: OuterMethod) -> None:
         """Uses another method or policy from the next exchange on; see :meth:`grace.adapters.choosing.Choosing.switch`."""
         self.drain()
-        if wanted(method) is None:
-            assert not isinstance(method, Auto | Adaptive)
+        self._refuse_auto(wanted(method))
+        if not isinstance(method, Auto | Adaptive) and wanted(method) is None:
             _refuse_votes(self._session.options.read(method), self._state.theta)
         super().switch(method)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State that the next step depends on, except the optimizer's state; also within a window, where it includes
-        this rank's replica. It waits for the exchange in flight, and has the mean that came of it. Each rank saves and loads
-        its own.
-        """
-        self.drain()
-        local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parts.items()}
-        flight = {}
-        if self._flight is not None:
-            if self._flight.error is not None:
-                raise self._flight.error
-            flight = {
-                "fragment": self._flight.fragment,
-                "means": {name: x.clone() for name, x in self._flight.means.items()},
-            }
-        return OwnState({
-            **super().state_dict(),
-            "steps": self._total,
-            "taken": self._taken,
-            "alike": sorted(self._alike),
-            "reference": {name: x.clone() for name, x in self._state.theta.items()},
-            "momentum": {name: x.clone() for name, x in self._state.momentum.items()},
-            "local": local,
-            "flight": flight,
-        })  # fmt: skip
-
-    @torch.no_grad()
-    def load_state_dict(self, saved: Any) -> None:
-        """Goes on where ``saved`` stopped: it writes the model's parameters as well. All ranks call it, each with its own
-        state; either all of them load, or none.
-
-        Raises:
-            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
-        """
-        self.drain()
-        saved = complete(saved)
-        super().load_state_dict(saved)
-        self._total, self._taken = saved["steps"], saved["taken"]
-        self._alike = frozenset(saved["alike"])
-        for held, kept in ((self._state.theta, "reference"), (self._state.momentum, "momentum")):
-            for name, x in held.items():
-                x.copy_(saved[kept][name])
-        for name, p in self._parts.items():
-            p.copy_((saved["local"] or saved["reference"])[name])
-        self._flight = None
-        if flight := saved["flight"]:
-            means = {name: x.to(self._session.like[name].device) for name, x in flight["means"].items()}
-            fragment = flight["fragment"]
-            self._flight = Flight(self._fragments.names[fragment], fragment, self.stats.nonfinite, means)
-
-    def _load(self, saved: Any) -> None:
-        read = functools.partial(
-            read_window, settings=self.settings, fragments=self._fragments.names, reference=self._state.theta,
-            replica=self._parts,
-        )  # fmt: skip
-        self._session.load_state_dict(saved, also=read)
-
-    def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Stateful:
-        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks, between windows; loads on any number of
-        workers. It holds theta and the outer momentum, and loading writes theta into the model's parameters. The optimizer's
-        state is each rank's own.
-
-        Args:
-            memories: "mean" or "all", as for :meth:`grace.adapters.handle.Handle.checkpoint`.
-            workers: for "all", how many saved it.
-            whole: whether rank 0's ``state_dict()`` holds all that is saved.
-                Of a sharded model all of it is sharded as its parameters are; there, leave these three as they are.
-
-        Raises:
-            StateError: within a window. ConfigurationError: another kind of checkpoint of a sharded model.
-        """
-        self._check_open()
-        self._check_synchronized(". handle.state_dict() is all that one rank has, within a window too")
-        if self._island is not None:
-            if memories != "mean" or workers is not None or whole:
-                raise ConfigurationError("checkpoint of a sharded model; legal: handle.checkpoint() without arguments")
-            return ShardedWindowCheckpoint(
-                self._session, self._parameters, self._island, self._chooser, steps=self._total, state=self._state,
-                go_on=self._go_on,
-            )  # fmt: skip
-        return WindowCheckpoint(
-            self._session, memories, workers, whole, chooser=self._chooser, steps=self._total, state=self._state,
-            go_on=self._go_on,
-        )  # fmt: skip
-
-    def _go_on(self, steps: int) -> None:
-        """Begins a window at theta."""
-        self._total = steps
-        self._end_window()
-        self._write_theta()
 
     def detach(self) -> None:
         """The optimizer goes on alone. Within a window the replicas stay different, and what is in flight is not applied: call
@@ -483,12 +352,6 @@ class OuterLoop(Choosing):
         self._lane.close()
         self._end_run()
         self._session.close()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise GraceError("this handle is detached; begin another outer loop")
-        if self.error is not None:
-            raise self.error
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.world} over {self.transport}"

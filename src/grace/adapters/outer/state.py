@@ -23,11 +23,15 @@ class OuterState:
     def __init__(self, parameters: Mapping[str, Tensor], settings: OuterSettings, offload: bool = False):
         self._settings, self._offload = settings, offload
         self.theta = {name: self._make(p) for name, p in parameters.items()}
-        self.momentum = {name: torch.zeros_like(x) for name, x in self.theta.items()} if settings.momentum else {}
+        self.momentum = {name: self._make(p).zero_() for name, p in parameters.items()} if settings.momentum else {}
 
     def _make(self, p: Tensor) -> Tensor:
         dtype = torch.promote_types(p.dtype, torch.float32)
-        return torch.empty(p.shape, dtype=dtype, device="cpu" if self._offload else p.device)
+        if not self._offload:
+            return torch.empty(p.shape, dtype=dtype, device=p.device)
+        return torch.empty(
+            p.shape, dtype=dtype, device="cpu", pin_memory=p.is_cuda
+        )  # pinned: copied at the link's speed
 
     def tensors(self) -> list[Tensor]:
         """All of them, in an order that the ranks share."""

@@ -186,6 +186,52 @@ def test_what_cannot_work_is_refused_at_once(
         grace.outer(net, make_inner(net), method, **{"transport": "alone", **knobs})
 
 
+def test_an_optimizer_that_is_none_or_exchanges_by_itself_is_refused() -> None:
+    net = make_model()
+    with pytest.raises(ConfigurationError, match=r"optimizer='adam'; legal: a torch\.optim\.Optimizer"):
+        grace.outer(net, "adam", "diloco", transport="alone")  # type: ignore[arg-type]
+    inner = grace.DistributedOptimizer(make_inner(net), "none", net.named_parameters(), transport="alone")
+    with pytest.raises(ConfigurationError, match=r"'0\.weight' is trained by a grace\.DistributedOptimizer"):
+        grace.outer(net, make_inner(net), "diloco", transport="alone")
+    inner.handle.detach()
+    loop = grace.outer(net, make_inner(net), "diloco", transport="alone")
+    with pytest.raises(ConfigurationError, match="is already trained in an outer loop"):
+        grace.DistributedOptimizer(make_inner(net), "none", net.named_parameters(), transport="alone")
+    loop.detach()
+
+
+def test_auto_is_not_switched_to_where_it_cannot_work() -> None:
+    net = make_model()
+    loop = grace.outer(net, make_inner(net), "none", every=4, delay=1, transport="alone")
+    with pytest.raises(ConfigurationError, match="auto measures rounds"):
+        loop.switch("auto")
+    loop.detach()
+
+
+def test_two_optimizers_of_one_model_have_a_loop_each() -> None:
+    """As Muon for the matrices, and another one for what is none."""
+
+    def job(network: Any, rank: int) -> Tensor:
+        net = make_model(1 + rank)
+        matrices = [p for p in net.parameters() if p.ndim == 2]
+        others = [p for p in net.parameters() if p.ndim < 2]
+        muon = getattr(torch.optim, "Muon", torch.optim.SGD)(matrices, lr=0.02)
+        first = grace.outer(net, muon, "muloco:every=2", transport=network)
+        second = torch.optim.AdamW(others, lr=0.01)
+        loops = (first, grace.outer(net, second, "diloco:every=2", transport=network))
+        for index in range(4):
+            draw = torch.Generator().manual_seed(10 * index + rank)
+            for p in net.parameters():
+                p.grad = torch.randn(p.shape, generator=draw)
+            muon.step()
+            second.step()
+        assert all(loop.synchronized for loop in loops)
+        return flat(net.parameters())
+
+    one, other = on_ranks(2, job)
+    assert torch.equal(one, other)
+
+
 def test_parameters_that_are_added_are_named() -> None:
     net = make_model()
     net[2].requires_grad_(False)

@@ -13,9 +13,9 @@ SLOW = link("100mbit")
 
 
 def loop(text: str) -> OuterCost:
-    found = cost_of(text, lambda method: cost("AllReduce", 32, 0.1))
-    assert isinstance(found, OuterCost)
-    return found
+    loop_cost = cost_of(text, lambda method: cost("AllReduce", 32, 0.1))
+    assert isinstance(loop_cost, OuterCost)
+    return loop_cost
 
 
 def waits(text: str) -> float:
