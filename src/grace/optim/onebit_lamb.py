@@ -153,7 +153,7 @@ def ratio(v: Tensor, fresh: Tensor, eps: float) -> Tensor:
 
 
 def limit(factor: Tensor, last: Tensor) -> Tensor:
-    """A factor within its limits, and those of its change since the last; all of no dimension.
+    """A factor within its limits, and those of its change since the last; tensors of any shape, element by element.
 
     Example:
         >>> limit(torch.tensor(2.0), torch.tensor(1.0))
