@@ -30,11 +30,13 @@ TOOLKITS = (
     "horovod",
     "lightning",
     "transformers",
+    "optim",
 )  # pages of their own, where the package is there
 GROUPS = {  # of what `import grace` offers; what is in none of them is under "Everything else"
     "training": (
         "Training",
-        ["attach", "Auto", "Handle", "local", "outer", "OuterLoop", "LocalSteps", "DistributedOptimizer", "momentum_in_memory",
+        ["attach", "Auto", "Handle", "local", "outer", "OuterLoop", "LocalSteps", "gossip",
+         "DistributedOptimizer", "momentum_in_memory",
          "broadcast_parameters",
          "broadcast_optimizer_state", "broadcast_object", "init_process_group", "transport"],
     ),

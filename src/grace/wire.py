@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from grace.errors import InputError, PayloadError, StepMismatch
+from grace.flags.capturing import CapturedStep
 from grace.flags.finite import Flag, on_host
 from grace.flags.refusals import refuse_unless
 
@@ -155,8 +156,17 @@ def seal(wire: Tensor, finite: Flag, step: int, size: int | None = None, out: Te
     return out
 
 
-def header_of(finite: bool, step: int) -> int:
-    """The four bytes of a header, as an int32; that of what is not finite is 1 more."""
+def header_of(finite: bool, step: int) -> int | Tensor:
+    """The four bytes of a header, as an int32; that of what is not finite is 1 more. In a captured step a 0-d int32
+    tensor, which each replay computes from its own step.
+    """
+    if isinstance(step, CapturedStep):
+        return (step.clock[0] << 8) + (not finite)
+    return _known_header(finite, step)
+
+
+def _known_header(finite: bool, step: int) -> int:
+    """As :func:`header_of`, of a step that the host knows."""
     unsigned = (step % STEPS) << 8 | (not finite)
     return unsigned - (1 << 32) if unsigned >> 31 else unsigned
 
@@ -224,7 +234,7 @@ def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
         StepMismatch, PayloadError: as :func:`read_headers`.
     """
     headers_of_all = rows.view(torch.int32)[:, words]  # [W, T]
-    if bool((headers_of_all == header_of(True, step)).all()):
+    if bool((headers_of_all == _known_header(True, step)).all()):
         return [True] * len(words)
     return [_all_say_finite(headers, step, 0) for headers in headers_of_all.t().tolist()]
 
@@ -240,9 +250,11 @@ def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], ste
     """Writes the headers of sealed wires that ``row [s]`` uint8 holds, or each of several; see :func:`read_bucket_headers`."""
     numbers = row.view(torch.int32)
     if all(finite):
-        numbers[..., words] = header_of(True, step)
+        numbers[..., words] = _known_header(True, step)
     else:
-        numbers[..., words] = torch.tensor([header_of(fine, step) for fine in finite], dtype=torch.int32, device="cpu")
+        numbers[..., words] = torch.tensor(
+            [_known_header(fine, step) for fine in finite], dtype=torch.int32, device="cpu"
+        )
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
@@ -260,14 +272,14 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     if not on_host(sealed.device):
         good, bad = header_of(True, step), header_of(False, step)
         finite, legal = headers == good, (headers == good) | (headers == bad)
-        refuse_unless(legal.all(), lambda: _explain(headers.tolist(), step, sender))
+        refuse_unless(legal.all(), lambda: explain_headers([headers.tolist()], step, sender))
         return finite.all()
     return _all_say_finite(headers.tolist(), step, sender)
 
 
 def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
     """True if no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
-    good, bad = header_of(True, step), header_of(False, step)
+    good, bad = _known_header(True, step), _known_header(False, step)
     if headers.count(good) == len(headers):
         return True
     if any(header not in (good, bad) for header in headers):
@@ -275,10 +287,15 @@ def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
     return False
 
 
-def explain_headers(tensors: list[list[int]], step: int) -> PayloadError:
-    """The error for headers of several tensors, one of which is wrong: for each tensor those of all ranks."""
-    legal = header_of(True, step), header_of(False, step)
-    return next(_explain(headers, step, 0) for headers in tensors if not set(headers) <= set(legal))
+def explain_headers(tensors: list[list[int]], step: int, sender: int = 0) -> PayloadError:
+    """The error for headers of several tensors, one of which is wrong: for each those of the ranks from ``sender`` on."""
+    if isinstance(step, CapturedStep):  # the next replay has written over them
+        return StepMismatch(
+            "in a replayed step, a rank sent another step than this rank's, or a status that no sender writes: all ranks must "
+            "make the same steps, captured or not. Replay equally often on every rank, and call replayed() after each replay"
+        )
+    legal = _known_header(True, step), _known_header(False, step)
+    return next(_explain(headers, step, sender) for headers in tensors if not set(headers) <= set(legal))
 
 
 def _explain(headers: list[int], step: int, sender: int) -> PayloadError:

@@ -14,7 +14,8 @@ from tests.docs.pages import PAGES, ROOT, blocks, name, run, run_blocks, write_s
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
 _FOR_WORKERS = (
-    "auto.md", "coming-from.md", "compressed-optimizers.md", "ddp.md", "local-steps.md", "optimizer.md", "sharded.md",
+    "auto.md", "coming-from.md", "compressed-optimizers.md",
+    "ddp.md", "gossip.md", "local-steps.md", "optimizer.md", "sharded.md",
 )  # fmt: skip
 WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
 # likewise; they start slowly, and of some one worker is enough in `make test`, which runs their doors in two elsewhere
@@ -24,7 +25,8 @@ _NEEDS = {"integrations": "accelerate"}
 # `auto` measures codecs and the link for seconds; here it measures no more than it has to.
 _BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.CODEC_NS = 0"}
 MPI = ROOT / "docs/concepts/launching.md"  # run by mpiexec
-ELSEWHERE = [*WORKERS, *TOOLKITS, MPI]
+DECOUPLED = ROOT / "docs/concepts/decoupled.md"  # run by a learner: tests/distributed/test_decoupled.py
+ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, DECOUPLED]
 _SLOW = ("logging.md",)  # TensorBoard, and what it imports
 doors = pytest.mark.tier("doors")
 
@@ -102,7 +104,7 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_fence_names_its_language(page: Path) -> None:
     fences = re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert set(fences[::2]) <= {"python", "pycon", "console", "text", "toml", "bibtex"}
+    assert set(fences[::2]) <= {"python", "pycon", "console", "text", "toml", "bibtex", "json"}
     assert set(fences[1::2]) <= {""}
 
 
@@ -132,7 +134,7 @@ def test_pages_stand_in_five_groups_of_the_index_and_of_the_site() -> None:
     listed = [page for pages in groups.values() for page in pages]
     there = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent.name in ("concepts", "data")]
     assert sorted(listed) == sorted(there)
-    assert len(CONCEPTS) <= 34, "another topic is a section of a page that is there"
+    assert len(CONCEPTS) <= 36, "another topic is a section of a page that is there"
     nav = read_nav((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert {group: sorted(pages) for group, pages in nav.items() if group != "Start"} == {
         group: sorted(pages) for group, pages in groups.items()

@@ -181,6 +181,7 @@ def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None
         ("counted", "threshold:v=1.5"),
         pytest.param("counted", "threshold:v=1.5,index=rice", marks=night),
         pytest.param("sampling", "gspar:ratio=0.3", marks=night),
+        ("tagged", "inceptionn:p=8"),
         pytest.param("minmax", "sketchml", marks=night),
         pytest.param("minmax", "sketchml:index=delta", marks=night),
     ],
@@ -276,3 +277,43 @@ def test_narrow_gradients_take_one_launch_more(dtype: torch.dtype, monkeypatch: 
     counts = [count_work("varsparse", ((3,),) * T, monkeypatch, dtype=dtype) for T in (1, 3, 40)]
     launches, asked = LAUNCHES["varsparse"]
     assert counts == [(launches + 1, asked)] * 3
+
+
+# ---- variants that Triton compiles ----------------------------------------------------------------------------------
+VARYING = (
+    "threshold:v=1.5,index=rice", "sidco:ratio=0.2", "strom", "varsparse", "gspar", "gspar:index=rice", "atomo", "3lc",
+    "adaq:ratio=0.2,sample=4", "sketchml:index=delta",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "spec", ["threshold:v=1.5", "sketchml", *(pytest.param(spec, marks=night) for spec in VARYING)]
+)
+def test_no_variant_of_a_kernel_depends_on_the_numbers(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles a kernel anew for integers that are 1, and for multiples of 16. Those that it looks at may not follow
+    the data: each rank would stop in mid-training for a compiler, at another step.
+    """
+    module, launches = importlib.import_module("triton.runtime.interpreter"), dict[Any, set[Any]]()
+    run = module.InterpretedFunction.run
+
+    def note(kernel: Any, *args: Any, **how: Any) -> Any:
+        opaque = kernel.kwargs["do_not_specialize"] or ()
+        given = zip(kernel.arg_names, args, strict=False)
+        which = (
+            kernel.fn.__module__,
+            kernel.fn.__name__,
+            *sorted((name, n) for name, n in how.items() if name != "grid"),
+        )
+        seen = launches.setdefault(which, set())
+        seen.add(tuple((name, n) for name, n in given if isinstance(n, int) and name not in opaque))
+        return run(kernel, *args, **how)
+
+    monkeypatch.setattr(module.InterpretedFunction, "run", note)
+    with backends.using("triton"), cpu_as_accelerator():
+        steps = Run(Policy([("*", spec)]), 2, (*MIXED, (700,)), lambda _: True)
+        steps.step()
+        first, launches = launches, {}
+        steps.step()
+    both = first.keys() & launches.keys()
+    assert both
+    assert {which: first[which] ^ launches[which] for which in both if first[which] != launches[which]} == {}

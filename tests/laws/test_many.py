@@ -20,9 +20,10 @@ tl = pytest.importorskip("triton.language")
 from grace.communicators.many import agree
 from grace.compute import backends
 from grace.contract.compressor import Compressor
+from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.many import Many
+from grace.kernels.many import SIDES, Many
 from grace.kernels.many.triton import encoder_at, key_of, numbers_of
 from grace.methods.drive import DRIVE
 from grace.methods.fp8 import FP8
@@ -236,9 +237,24 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
         assert many.point(xs)
         assert not many.point([x.clone() for x in xs])
     assert [x.data_ptr() for x in many.xs] == [x.data_ptr() for x in xs]
-    for _ in range(100):
-        many.point([x.clone() for x in xs])
-    assert len(many._tables) <= 64, "gradients that move at every step fill no memory"
+    kept = [[x.clone() for x in xs] for _ in range(SIDES + 1)]  # each has a place of its own
+    for moved in kept:
+        many.point(moved)
+    assert len(many._tables) <= SIDES, "gradients that move at every step fill no memory"
+
+
+def test_a_capture_that_needs_tables_of_the_host_is_refused() -> None:
+    """Tables that a capture has used stay with its graph: the next one would copy its own from memory that is free by then."""
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", "efsignsgd:block=32")]), 1, ((6,), (3,)), lambda _: True)
+        run.step()
+        with pretend_capturing():
+            run.step()
+            with pytest.raises(ConfigurationError, match="one step as usual before each capture, also between two"):
+                run.step()
+        run.step()
+        with pretend_capturing():
+            run.step()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from grace import wire as wires
 from grace.errors import PayloadError, StepMismatch
+from grace.flags.capturing import CapturedStep, step_word
+from grace.flags.finite import cpu_as_accelerator
+from grace.flags.refusals import Refusals
 
 FIELDS = [("scales", torch.float32, 2), ("counts", torch.int32, 1), ("codes", torch.uint8, 3)]
 
@@ -153,3 +156,24 @@ def test_the_header_of_one_wire_of_any_length_is_read():
     sealed = wires.seal(torch.zeros(1, 9, dtype=torch.uint8), True, 3, 9)
     damaged = sealed[:, : wires.HEADER + 1]  # a row whose stride is no multiple of 4, as a cut broadcast leaves it
     assert wires.read_headers(damaged.clone(), 3) is True
+
+
+@pytest.mark.parametrize("step", [0, 5, (1 << 24) - 1, 1 << 24, (1 << 31) + 3, (1 << 32) + 1])
+def test_a_captured_step_is_read_from_the_device(step: int):
+    """The header is that of the replay, and of a rank that makes the same step without a graph."""
+    clock = torch.zeros(1, dtype=torch.int32)
+    captured, cpu = CapturedStep.at(17, clock), torch.device("cpu")
+    clock.fill_(step_word(step, cpu))
+    for finite in (True, False):
+        for flag in (finite, torch.tensor(finite)):
+            assert torch.equal(wires.seal(a_wire(2), flag, captured), wires.seal(a_wire(2), finite, step))
+    messages = torch.zeros(2, 16, dtype=torch.uint8)
+    words, flags = torch.tensor([0, 2]), torch.tensor([True, False])
+    wires.write_bucket_flags(messages[0], words, flags, captured)
+    wires.write_bucket_headers(messages[1], words, flags.tolist(), step)
+    assert torch.equal(messages[0], messages[1])
+    with cpu_as_accelerator():
+        for theirs, legal in ((step, True), (step + 1, False)):
+            with Refusals() as refused:
+                assert bool(wires.read_headers(wires.seal(a_wire(2), True, theirs), captured)) is legal
+            assert bool(refused.ok) is legal

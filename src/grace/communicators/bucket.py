@@ -14,7 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Parts
 from grace.communicators.bound import BoundEncoder
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
@@ -44,8 +44,9 @@ class BucketPlan:
                 padded.append(at // 4 - 1)
         self.size = at
         self.parts = Parts(tuple(range(len(kinds))), tuple(wires.sealed_bytes(width) for width, _ in kinds))
-        self.words = host_int64([begin // 4 for begin in self._begins]).to(device)
-        self._padded = host_int64(padded).to(device) if padded else None
+        device = torch.device(device)
+        self.words = to_device(host_int64([begin // 4 for begin in self._begins]), device)
+        self._padded = to_device(host_int64(padded), device) if padded else None
         self._sent: tuple[int, list[Tensor]] = (0, [])
         self._gathered: tuple[tuple[int, ...], list[Gathered]] = ((), [])
         self.encoder: BoundEncoder | None = None

@@ -188,5 +188,5 @@ def give_back(
 
 def _illegal(names: Sequence[str], fine: Sequence[bool]) -> PayloadError:
     """The error for tensors, some of whose wires no sender writes."""
-    wrong = ", ".join(repr(name) for name, legal in zip(names, fine, strict=True) if not legal)
+    wrong = ", ".join(repr(name) for name, legal in zip(names, fine, strict=True) if not legal) or "a replayed step"
     return PayloadError(f"the wire of {wrong} has a scale or code that no sender writes")

@@ -12,7 +12,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
 from grace.communicators.many import Prepared, finish
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
 
@@ -32,7 +32,7 @@ class SumPlan:
         self.size = sum(counts)
         self.wires = [4 * sum(counts[:t]) for t in range(len(counts))]
         owners = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int64, device="cpu"), host_int64(counts))
-        self.owners = owners.to(device, non_blocking=True)
+        self.owners = to_device(owners, device)
 
 
 def exchange_sums(bucket: Prepared[SumPlan], xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grace.compute import resources
+from grace.flags.capturing import capturing
 
 _ALIGN = 64
 _KEPT = 4096
@@ -23,9 +25,15 @@ class Workspace:
         when the memory moves, or when it holds more than any model needs. The key of what changes during an exchange has the
         tensors' names: others of the same sizes may be under way.
     holds: whether ``reset`` leaves alone what was swapped out, until ``release``: the step may still be undone.
+
+    Args:
+        mark: marks the end of what was submitted to the current stream of a device, and says later whether that is done; by
+            default an event of CUDA's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[torch.device], Callable[[], bool]] | None = None) -> None:
+        self._mark = mark or _mark
+        self._dropped: list[tuple[Callable[[], bool], Any]] = []
         self.kept: dict[Hashable, Any] = {}
         self._blocks: list[Tensor] = []  # uint8, in the order of their allocation; the last one is being filled
         self._views: dict[
@@ -33,7 +41,7 @@ class Workspace:
         ] = {}  # of the last block, by their first byte
         self._used = 0  # bytes of the last block
         self._taken = 0  # bytes since the last reset
-        self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
+        self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], deque[Tensor]] = {}
         self._old: list[Tensor] = []  # swapped out since the last reset
         self.holds = False
 
@@ -57,9 +65,15 @@ class Workspace:
         return out
 
     def reset(self) -> None:
-        """Frees everything taken. Several blocks become one that is large enough for all of them."""
+        """Frees everything taken. Several blocks become one that is large enough for all of them. What is dropped lives until
+        the device is done with it: its allocator would give it away at once on the stream that it was allocated on, which need
+        not be the one that still reads it.
+        """
         if len(self._blocks) > 1 or len(self.kept) > _KEPT:
+            if self._blocks:
+                self._dropped.append((self._mark(self._blocks[-1].device), (self._blocks, self.kept.copy())))
             self.kept.clear()
+        self._dropped = [(done, what) for done, what in self._dropped if not done()]
         if len(self._blocks) > 1 or len(self._views) > _KEPT:
             self._views.clear()
         if len(self._blocks) > 1:
@@ -75,7 +89,7 @@ class Workspace:
         places = {x.untyped_storage().data_ptr() for x in kept} if self._old else ()
         for old in self._old:
             if not places or old.untyped_storage().data_ptr() not in places:
-                self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
+                self._free.setdefault((tuple(old.shape), old.dtype, old.device), deque()).append(old)
         self._old.clear()
 
     def find(self, key: Hashable, way: Hashable) -> Any:
@@ -94,9 +108,12 @@ class Workspace:
         self.kept[key] = ways
 
     def borrow_successor(self, like: Tensor) -> Tensor:
-        """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one."""
+        """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one. It is the one
+        that has been free for the longest: so states that wander through the tensors of a shape keep their order, and are soon
+        where they were before, of which tables of addresses are kept.
+        """
         free = self._free.get((tuple(like.shape), like.dtype, like.device))
-        return free.pop() if free else torch.empty_like(like)
+        return free.popleft() if free else torch.empty_like(like)
 
     def give_back(self, old: Tensor) -> None:
         """Gives back a tensor, of any shape, that nobody needs once the exchange succeeds; after ``reset``,
@@ -136,3 +153,11 @@ def _allocate(size: int, device: torch.device) -> Tensor:
     if device.type == "cpu":
         resources.ask_for_large_pages(block)
     return block
+
+
+def _mark(device: torch.device) -> Callable[[], bool]:
+    if device.type != "cuda" or capturing():
+        return lambda: True
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event.query

@@ -302,11 +302,12 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         if not isinstance(inner, Mapping):
             self.session.compare_loads(StateError(f"not a state of grace.optim: it lacks {KEY!r}"), {})
         self.session.load_state_dict(inner, also=functools.partial(self._read, state_dict, saved))
+        devices = {p: {key: x.device for key, x in self.state[p].items()} for p in self._names}
         super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
         for p, held in self._pair(state_dict):  # torch has cast what it loaded to the parameter's dtype
             for key, value in held.items():
                 if isinstance(value, Tensor):
-                    value = value.to(p.device if value.ndim else value.device, copy=True)
+                    value = value.to(devices.get(p, {}).get(key, p.device), copy=True)
                 self.state[p][key] = value
         assert isinstance(saved, Mapping)
         self._set_counters(saved["counters"])

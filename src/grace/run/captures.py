@@ -67,9 +67,18 @@ class Captures:
             self._clock = torch.empty(1, dtype=torch.int32, device=self.device)
         self._clock.fill_(step_word(step, self.device))
 
-    def step(self, step: int) -> int:
-        """The step, as it is captured: with a clock, if a step was made before the capture."""
-        return step if self._clock is None else CapturedStep.at(step, self._clock)
+    def step(self, step: int) -> CapturedStep:
+        """The step, as it is captured: with a clock.
+
+        Raises:
+            ConfigurationError: no step was made before the capture.
+        """
+        if self._clock is None:
+            raise ConfigurationError(
+                "a captured step reads its number from the device, where a step before it has put it: make a step before the "
+                "capture"
+            )
+        return CapturedStep.at(step, self._clock)
 
     def keep_old_state(self, old: Any, out: Exchanged[Any], undoes: bool) -> Exchanged[Any]:
         """The result with the old state, into which the new one was copied.

@@ -29,6 +29,8 @@ class Stats:
     beside: of what else is exchanged for the same model, along other axes; only :attr:`ratio` counts it.
     dropped: steps whose means, or some of them, nobody has applied: what they changed of the memories was undone. It is known
         when the next step begins.
+    disagreement: the distance of the replicas to their average when it was last measured, relative to the average; for gossip,
+        where replicas differ.
     """
 
     world: int
@@ -44,6 +46,7 @@ class Stats:
     collectives: dict[str, Tally] = field(default_factory=dict)
     by_axis: dict[str, Traffic] = field(default_factory=dict)
     beside: tuple[Stats, ...] = ()
+    disagreement: float | None = None
     overlaps: bool = False  # whether exchanges run beside training, and the adapter says what is exposed
 
     @contextlib.contextmanager
@@ -104,4 +107,5 @@ class Stats:
             "exposed_seconds_per_step": self.exposed_seconds / steps,
             "nonfinite": self.nonfinite,
             "dropped": self.dropped,
+            **({} if self.disagreement is None else {"disagreement": self.disagreement}),
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,9 @@ class Streams(Protocol):
 
     def adopt(self) -> None:
         """Makes the device the current one of this thread, which begins with the first device whatever its process chose."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """A context in which the device is the current one of this thread."""
 
     def make(self) -> Any:
         """A new stream."""
@@ -44,6 +48,9 @@ class CudaStreams:
     def adopt(self) -> None:
         torch.cuda.set_device(self._device)
 
+    def here(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self._device)
+
     def make(self) -> Any:
         return torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
 
@@ -60,7 +67,8 @@ class CudaStreams:
         stream.wait_event(event)
 
     def capturing(self) -> bool:
-        return capturing()
+        with self.here():  # what is asked is the current stream of the current device
+            return capturing()
 
 
 class StreamOrder:
@@ -70,9 +78,12 @@ class StreamOrder:
         self._streams = streams
         self._last: Any = None
 
-    def enter(self) -> None:
-        """Called before the current stream uses it."""
-        now = self._streams.current()
-        if self._last is not None and now != self._last:
-            self._streams.wait(now, self._streams.record(self._last))
-        self._last = now
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A context in which the current stream may use it, and its device is the current one."""
+        with self._streams.here():
+            now = self._streams.current()
+            if self._last is not None and now != self._last:
+                self._streams.wait(now, self._streams.record(self._last))
+            self._last = now
+            yield

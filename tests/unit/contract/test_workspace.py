@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
+
+import pytest
 import torch
 
 from grace.compute import resources
 from grace.contract.workspace import Workspace
+from grace.kernels.many import SIDES
 
 CPU = torch.device("cpu")
 
@@ -84,3 +89,63 @@ def test_what_is_taken_again_is_of_the_block_that_serves_all() -> None:
     assert [part.data_ptr() for part in again] == first
     assert len({part.untyped_storage().data_ptr() for part in again}) == 1
     assert workspace.take((3, 500), torch.int32, device).dtype is torch.int32
+
+
+class Late:
+    """A device that is a step behind: what is marked is done when somebody says so."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def mark(self, device: torch.device) -> Callable[[], bool]:
+        return lambda: self.done
+
+
+def test_what_is_dropped_lives_until_the_device_is_done_with_it():
+    """Its allocator would give it away at once, to another stream than the one that still reads it."""
+    device = Late()
+    space = Workspace(device.mark)
+    small, large = space.take(10, torch.float32, CPU), space.take(10_000, torch.float32, CPU)
+    space.kept["table"] = table = torch.zeros(3)
+    dropped = [weakref.ref(x.untyped_storage()) for x in (small, large, table)]
+    del small, large, table
+    for _ in range(2):
+        space.reset()
+        assert not space.kept
+        assert all(storage() is not None for storage in dropped)
+    device.done = True
+    space.reset()
+    assert all(storage() is None for storage in dropped)
+
+
+def test_on_the_host_what_is_dropped_is_free_at_once():
+    space = Workspace()
+    small = weakref.ref(space.take(10, torch.float32, CPU).untyped_storage())
+    space.take(10_000, torch.float32, CPU)
+    space.reset()
+    assert small() is None
+
+
+def wander(buckets: Sequence[Sequence[int]], steps: int) -> int:
+    """Most tables that a bucket of states of these sizes has seen, of (states, successors) by their addresses."""
+    space = Workspace()
+    states = [[torch.empty(n) for n in sizes] for sizes in buckets]
+    seen: list[set[tuple[int, ...]]] = [set() for _ in buckets]
+    for _ in range(steps):
+        for i, olds in enumerate(states):
+            news = [space.borrow_successor(old) for old in olds]
+            seen[i].add(tuple(x.data_ptr() for x in (*olds, *news)))
+            for old in olds:
+                space.give_back(old)
+            states[i] = news
+            space.reset()
+    return max(map(len, seen))
+
+
+@pytest.mark.parametrize(("buckets", "tensors"), [(17, 6), (33, 4), (100, 4)])
+def test_states_that_wander_come_back(buckets: int, tensors: int):
+    assert wander([[8] * tensors] * buckets, 2 * buckets + 20) == buckets + 1 <= SIDES
+
+
+def test_states_of_unequal_buckets_come_back_too():
+    assert wander([[8] * (3 + i % 3) + [9] * (1 + i % 2) for i in range(17)], 700) == 217 <= SIDES

@@ -176,3 +176,10 @@ def test_wrong_memory_is_refused_before_native_code():
         if backends.active()[0] != "reference":
             with pytest.raises(InputError, match="memory"):
                 selection.take_topk(x, 3, memory, torch.empty_like(x))
+
+
+def test_what_is_counted_in_32_bits_does_not_wrap() -> None:
+    """Programs that count keys read whole groups of tiles, and count what is beyond the numbers in the lowest bin."""
+    tiles = pytest.importorskip("grace.kernels.selection.tiles.triton", reason="needs the package triton")
+    span = tiles._GROUP * tiles._TILE
+    assert -(-tiles.MOST // span) * span < 1 << 31 <= tiles.MOST + span

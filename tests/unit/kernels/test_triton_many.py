@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace import wire as wires
-from grace.flags.capturing import pretend_capturing
+from grace.flags.capturing import CapturedStep, pretend_capturing
 from grace.kernels.many import Many, agree_many, poison_many, settle_many
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter
@@ -25,14 +25,16 @@ MORE = (*range(1, 34), 300, 1023, 1024, 1025, 2049)
 CPU = torch.device("cpu")
 
 
-def told(world: int, dtype: torch.dtype, rows: int = 1, clear: bool = False, keeps: bool = False) -> list[Tensor]:
+def told(
+    world: int, dtype: torch.dtype, rows: int = 1, clear: bool = False, keeps: bool = False, step: int = (1 << 24) - 1
+) -> list[Tensor]:
     """Flags of six tensors: one is not finite on the last rank, one has illegal wires, one is both, one has a header
     that no sender writes, and one is not kept.
     """
     many = Many(SIZES, (), (), CPU, rows)
     xs = [torch.arange(rows * n).to(dtype).view(rows, n) for n in SIZES]
     assert many.point(xs)
-    words, good = torch.tensor([3, 0, 9, 4, 7, 1]), wires.header_of(True, (1 << 24) - 1)
+    words, good = torch.tensor([3, 0, 9, 4, 7, 1]), wires.header_of(True, step)
     messages = torch.full((world, 10), 77, dtype=torch.int32)
     messages[:, words] = good
     messages[-1, words[1]] = messages[0, words[3]] = good + 1
@@ -51,6 +53,7 @@ WAYS: list[tuple[Any, ...]] = [
     (2, torch.float16),
     (5, torch.float32, 2, True),
     (130, torch.float32, 2),
+    (2, torch.float32, 1, False, False, CapturedStep.at(3, torch.tensor([-5], dtype=torch.int32))),
 ]
 
 

@@ -105,9 +105,10 @@ def test_states_that_move_while_work_is_captured() -> None:
     """Then tensors go one by one, with the same bits."""
     with backends.using("triton"), cpu_as_accelerator():
         runs = [Rated(Policy([("*", FEEDBACK)]), 1, MIXED, lambda _: True) for _ in range(2)]
+        peer = runs[0].workers[0].peer("")
         with pretend_capturing():
             method, state = runs[0].workers[0]._ready("layer1", torch.ones(2, 3))
-            exchange = method.exchange_all([torch.ones(2, 3)], [state], Peers(runs[0].workers[0].peer(""), ["layer1"]))
+            exchange = method.exchange_all([torch.ones(2, 3)], [state], Peers(peer, ["layer1"]))
             assert isinstance(next(exchange), AllGather)
         assert len(runs[0].workers[0].workspace._old) == 1, "what was borrowed is given back"
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grace.compute import backends
-from grace.errors import ConfigurationError, GraceError
+from grace.errors import ConfigurationError, GraceError, StepMismatch
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
@@ -185,12 +185,31 @@ def test_a_learning_rate_that_may_change_is_refused(spec: str):
         exchange(workers, gradients(0))
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=4", "randomk:ratio=0.1"])
-def test_random_methods_are_captured_after_a_step_only(spec: str):
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "randomk:ratio=0.1", "topk:ratio=0.2", "none"])
+def test_a_step_is_captured_after_a_step_only(spec: str):
     """Replays find their step on the device, where a step before the capture has put it."""
     workers = make(spec)
-    with pretend_capturing(), pytest.raises(ConfigurationError, match=r"draws random numbers.*make a step before"):
+    with pretend_capturing(), pytest.raises(ConfigurationError, match="make a step before the capture"):
         exchange(workers, gradients(0))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["topk:ratio=0.2", "qsgd:bits=4", "efsignsgd:communicator=scatterreduce", "topk:ratio=0.2,communicator=parameterserver"],
+)  # fmt: skip
+def test_a_rank_that_replays_another_step_is_refused(spec: str):
+    workers = make(spec)
+    exchange(workers, gradients(0))
+    with pretend_capturing(), Graph() as graph:
+        exchange(workers, gradients(1))
+    for late in (0, 1):
+        workers[1]._captures.tell_step(workers[1].step - late)  # it has missed a step
+        graph.replay()
+        for worker in workers:
+            worker.replayed()
+    for worker in workers:
+        with pytest.raises(StepMismatch, match="a rank sent another step than this rank's"):
+            worker._wait_for_pending()
 
 
 class Stopped(Captures):

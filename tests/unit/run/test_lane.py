@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 import torch
 
+from grace.flags.capturing import capturing
 from grace.run.lane import Inline, Lane, StreamLane, ThreadLane, lane_for
-from grace.run.streams import StreamOrder
+from grace.run.streams import CudaStreams, StreamOrder
 
 
 class Stream:
@@ -36,6 +37,9 @@ class Reluctant:
 
     def adopt(self) -> None:
         self._local.adopted = True
+
+    def here(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def make(self, name: str = "own") -> Stream:
         self.streams.append(Stream(name))
@@ -148,14 +152,41 @@ def test_jobs_are_done_at_once_while_a_graph_is_captured():
 def test_whoever_uses_a_session_from_another_stream_waits_for_the_one_before():
     streams = Reluctant()
     order, other = StreamOrder(streams), streams.make("other")
-    order.enter()
-    order.enter()
-    assert streams.log == []
-    with streams.use(other):
-        order.enter()
-    assert streams.log == ["record main", "other waits for main"]
-    order.enter()
+    for _ in range(2):
+        with order.turn():
+            assert streams.log == []
+    with streams.use(other), order.turn():
+        assert streams.log == ["record main", "other waits for main"]
+    with order.turn():
+        pass
     assert streams.log[2:] == ["record other", "main waits for other"]
+
+
+class SecondDevice:
+    """Stands in for torch.cuda where the first of two devices is the current one, and work is captured on the second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.current = 0
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+        monkeypatch.setattr("torch.cuda.device", self.device)
+        monkeypatch.setattr("torch.cuda.current_stream", lambda device: f"stream of {device}")
+        monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: self.current == 1)
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+
+def test_the_stream_of_the_tensors_is_asked_whether_it_is_captured(monkeypatch: pytest.MonkeyPatch):
+    devices, streams = SecondDevice(monkeypatch), CudaStreams(torch.device("cuda", 1))
+    assert not capturing()
+    assert streams.capturing()
+    with StreamOrder(streams).turn():
+        assert capturing()
+    assert devices.current == 0
+    assert not CudaStreams(torch.device("cuda", 0)).capturing()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def bits_set(word):
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------------
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def scan_kernel(counts, begins, total, spans, tiles, MANY: tl.constexpr, CHUNK: tl.constexpr):
     """``counts [rows, tiles]`` int32 -> ``begins``: the sum of those before, in each row; ``total [rows]``: of all.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grace.compute.host import to_device
 from grace.errors import InputError
 
 SIZE = 128
@@ -55,6 +56,6 @@ class Codebook:
         )
 
 
-@functools.lru_cache(maxsize=32)
+@functools.cache
 def _copy(book: Codebook, device: torch.device) -> Tensor:
-    return book.entries.to(device)
+    return to_device(book.entries, device, waits=True)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from grace.compute.host import to_device
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import fits_tile
@@ -124,7 +125,7 @@ def sum_codebook_many(rows: Tensor, many: Many, book: Codebook, block: int, weig
     return add_up_many(_sum, rows, many, block, weight, 2, book.entries_on(rows.device))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.cache
 def _middle_on(book: Codebook, device: torch.device) -> Tensor:
     """The numbers between magnitudes on a device, copied there once."""
-    return book.middle.to(device)
+    return to_device(book.middle, device, waits=True)

@@ -106,7 +106,7 @@ def _plan(
     tl.store(widths + row, 4 + before + size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def _open(
     table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: tl.constexpr,
     KIND: tl.constexpr, MOST: tl.constexpr, BITS: tl.constexpr,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.kernels.blocks import block_count
 from grace.kernels.low_rank.parts import PIECE, SPAN
 from grace.kernels.many import Many, pair_programs
@@ -51,7 +51,7 @@ class Factors:
             [*of, *rest]
             for of, *rest in zip(sides, self.lefts, self.rights, places, row_sums, column_sums, strict=False)
         ]
-        self.table = host_int64(lines).to(device, non_blocking=True)
+        self.table = to_device(host_int64(lines), device)
         self._programs: dict[tuple[int, ...], Tensor] = {}
 
     def programs(self, counts: Sequence[int]) -> Tensor:
@@ -60,7 +60,7 @@ class Factors:
         """
         key = tuple(counts)
         if key not in self._programs:
-            self._programs[key] = pair_programs(host_int64(key)).to(self.device, non_blocking=True)
+            self._programs[key] = to_device(pair_programs(host_int64(key)), self.device)
         return self._programs[key]
 
     def cut(self, flat: Tensor, places: Sequence[int]) -> list[Tensor]:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.compute.launching import TILE, Marks, Wires, launch
 from grace.kernels.bit_streams.triton import bits_set, load_bits, load_field, pack_byte, reaching, scan
 from grace.kernels.blocks import block_count
@@ -91,7 +91,7 @@ def _bits_of(index, start, k, number, low, TILE: tl.constexpr):
     return byte
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size"])
+@triton.jit(do_not_specialize=["w", "k", "number", "low", "low_bytes", "size"])
 def _write(
     table, programs, lists, index, wire, w, k, number, low, low_bytes, size,
     MANY: tl.constexpr, TILE: tl.constexpr,
@@ -154,7 +154,9 @@ def bit_of(at, i, inside):
     return (tl.load(at + i // 8, inside, 0).to(tl.int32) >> (i % 8).to(tl.int32)) & 1
 
 
-@triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
+@triton.jit(
+    do_not_specialize=["b", "plane", "tiles", "stride", "row_stride", "k", "number", "low", "low_bytes", "size"]
+)
 def _count(
     table, programs, lists, wires, counts, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
     MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
@@ -179,7 +181,9 @@ def _bytes_at(base, tile, low_bytes, size, TILE: tl.constexpr):
     return tl.load(base + low_bytes + first + lane, lane < left, 0).to(tl.int32), lane, left
 
 
-@triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
+@triton.jit(
+    do_not_specialize=["b", "plane", "tiles", "stride", "row_stride", "k", "number", "low", "low_bytes", "size"]
+)
 def _read(
     table, programs, lists, wires, begins, total, index, marks, b, plane, tiles, stride, row_stride,
     n, k, number, low, low_bytes, size, MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
@@ -257,7 +261,7 @@ def _read_bits(index, order, outside, base, begin, tile, n, k, number, low, low_
     tl.store(index + begin + j, tl.minimum(place, final).to(tl.int64), keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _check(index, marks, n, k, TILE: tl.constexpr):
     """Marks a list that does not increase strictly, and one that leaves [0, n)."""
     row = tl.program_id(1).to(tl.int64)
@@ -340,7 +344,7 @@ class ListTable:
             begin += k
         self.total, self.steps, self.sizes = begin, max(lists.kept).bit_length(), [line[5] for line in lines]
         self.widths = [line[6] + line[5] for line in lines]
-        self.lists = host_int64(lines).to(many.device, non_blocking=True)
+        self.lists = to_device(host_int64(lines), many.device)
         read = [k if number == 0 else 8 * (size - packed) for k, _, number, _, packed, size, _, _ in lines]
         counts = [block_count(bits, LIST_BITS) for bits in read]
         self._tiles = many.pairs((ListTable, self), lambda: counts)

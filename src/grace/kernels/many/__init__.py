@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.compute.launching import Marks
 from grace.flags.capturing import capturing
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Many", "agree_many", "poison_many", "settle_many"]
 
 R = TypeVar("R")
-# Tables that are kept: memories change places with their successors and those of other tensors, and gradients may move.
-_SIDES = 64
+# Tables that are kept, of 64 bytes a row: gradients may move, and memories wander. Of N buckets of equal shapes each has N + 1
+# (memories, successors) in turn; of 17 buckets of unequal numbers of two shapes, 217.
+SIDES = 512
 _LAUNCHES = 64  # whose marks are made at once
 _EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
 
@@ -138,8 +139,8 @@ class Many:
             even = not any(at % _EVEN for at in (*key, *self._starts))
             given = zip(*(part or none for part in parts), strict=True)
             in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
-            table = _to(self.device, lines), even, in_place
-            if len(self._tables) >= _SIDES:
+            table = to_device(lines, self.device), even, in_place
+            if len(self._tables) >= SIDES:
                 self._tables.clear()
             self._tables[key] = table
         self.table, self.even, self.in_place = table
@@ -185,7 +186,7 @@ class Many:
 
     def numbers(self, key: Hashable, make: Callable[[], Sequence[float]], dtype: torch.dtype) -> Tensor:
         """Numbers on the device, copied there once; see :meth:`once`."""
-        return self.once(key, lambda: _to(self.device, torch.tensor(make(), dtype=dtype, device="cpu")))
+        return self.once(key, lambda: to_device(torch.tensor(make(), dtype=dtype, device="cpu"), self.device))
 
     def tiles(self, per: int, *, block: int = 1, pieces: int = 1) -> Tensor:
         """int32 ``[programs, 2]``: for each program its row, of all rows, and which of that one's tiles it handles; a tile is
@@ -197,11 +198,11 @@ class Many:
 
     def pairs(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """As :meth:`tiles`, where ``count`` says how many programs each tensor has."""
-        return self.once(key, lambda: _to(self.device, pair_programs(host_int64(count()))))
+        return self.once(key, lambda: to_device(pair_programs(host_int64(count())), self.device))
 
     def spans(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """int64 ``[T b, 2]``: for each row the first of its programs in :meth:`pairs`, and how many there are."""
-        return self.once(("spans", key), lambda: _to(self.device, spans_of(host_int64(count()))))
+        return self.once(("spans", key), lambda: to_device(spans_of(host_int64(count())), self.device))
 
     def counts(self, block: int) -> list[int]:
         """Number of blocks of this size in each row."""
@@ -300,16 +301,11 @@ def carry_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor
     """Tensors of any shapes, of integers, on the device: one copy of all."""
     words = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
     padded = [torch.nn.functional.pad(word, (0, -len(word) % 8)) for word in words]
-    flat = _to(device, torch.cat(padded)).split_with_sizes([len(word) for word in padded])
+    flat = to_device(torch.cat(padded), device).split_with_sizes([len(word) for word in padded])
     return [
         piece[: len(word)].view(part.dtype).view(part.shape)
         for piece, word, part in zip(flat, words, parts, strict=True)
     ]
-
-
-def _to(device: torch.device, x: Tensor) -> Tensor:
-    """The numbers of x on the device. The host does not wait for it: what is copied from is not changed."""
-    return x.to(device, non_blocking=True)
 
 
 @operation
@@ -321,7 +317,7 @@ def poison_many(flags: Tensor, many: Many) -> None:
 def agree_many(
     rows: Tensor,
     words: Tensor,
-    good: int,
+    good: int | Tensor,
     legal: Tensor,
     many: Many,
     *,
@@ -334,7 +330,7 @@ def agree_many(
     Args:
         rows: the messages ``[W, s]`` uint8 of all ranks, each a multiple of 4 bytes long.
         words: int64 ``[T]``: where the headers are in each, in int32.
-        good: the header of what is finite; ``good + 1`` is that of what is not.
+        good: the header of what is finite, in a captured step a 0-d int32 tensor; ``good + 1`` is that of what is not.
         legal: bool ``[T]``, which tensors have legal wires.
         many: the T tensors.
         kept: bool ``[T]``; None: all are.

@@ -21,7 +21,7 @@ def poison_many(flags: Tensor, many: Many) -> None:
 def agree_many(
     rows: Tensor,
     words: Tensor,
-    good: int,
+    good: int | Tensor,
     legal: Tensor,
     many: Many,
     *,

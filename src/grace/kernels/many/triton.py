@@ -201,8 +201,10 @@ def _agree(
     KEPT: tl.constexpr, CLEAR: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A program: a tile of one of a tensor's b rows. It reads what all W ranks say of the tensor; the first one leaves that in
-    ``flags [3, count]`` and ``headers [W, count]``. expected: the header of what is finite.
+    ``flags [3, count]`` and ``headers [W, count]``. expected: the header of what is finite, or where it lies.
     """
+    if expected.dtype.is_ptr():
+        expected = tl.load(expected)
     row, tile = tile_of(programs)
     task = row // b
     first = (tile == 0) & (row % b == 0)
@@ -249,7 +251,7 @@ def poison_many(flags: Tensor, many: Many) -> None:
 def agree_many(
     rows: Tensor,
     words: Tensor,
-    good: int,
+    good: int | Tensor,
     legal: Tensor,
     many: Many,
     *,

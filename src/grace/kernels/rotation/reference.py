@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import to_device
 from grace.compute.launching import signed
 from grace.errors import PayloadError
 from grace.flags.capturing import step_word
@@ -174,11 +175,11 @@ def _stream(many: Many, t: int, salt: int, step: int) -> Stream:
     return replace(many.shared_stream(t, salt), step=step)
 
 
-@functools.lru_cache
+@functools.cache
 def _book(bits: int, device: torch.device) -> Tensor:
     """``[2**bits]`` float32: the centroids, ascending."""
-    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device=device)
-    return torch.cat((-half.flip(0), half))
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device="cpu")
+    return to_device(torch.cat((-half.flip(0), half)), device, waits=True)
 
 
 def draw_signs(rows: Tensor, rng: Stream) -> Tensor:

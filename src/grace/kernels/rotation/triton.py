@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from grace.compute.host import to_device
 from grace.compute.launching import TILE, Marks, check_rows, launch
 from grace.errors import PayloadError
 from grace.flags.capturing import step_word
@@ -425,10 +426,10 @@ def _log(block: int) -> int:
     return block.bit_length() - 1
 
 
-@functools.lru_cache(maxsize=32)
+@functools.cache
 def _book(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The centroids, ascending, and the numbers between them, on a device; copied there once."""
     half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device="cpu")
     book = torch.cat((-half.flip(0), half))
     middle = (book[1:].double() + book[:-1].double()).div_(2).float()
-    return book.to(device), middle.to(device)
+    return to_device(book, device, waits=True), to_device(middle, device, waits=True)

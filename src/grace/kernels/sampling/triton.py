@@ -207,7 +207,7 @@ def _write(programs, lists, index, sent, signs, units, factors, message, rows, w
     tl.store(message + tl.load(where + row) + o, byte.to(tl.uint8), o < tl.load(sizes + row))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def _open(table, where, lists, wires, marks, stride, CODE: tl.constexpr):
     """The tables ``lists [W, 2, T, 8]`` of what the wires say, whose counts are read. A wire that is not as long as its counts
     say is marked, and says nothing. ``where [W, T, 3]``: the byte where a wire begins, its width, and where its lists go.

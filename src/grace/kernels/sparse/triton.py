@@ -30,7 +30,7 @@ from grace.kernels.triton import load_digit, load_float, load_number, magnitude,
 _OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size"])
+@triton.jit(do_not_specialize=["w", "k", "number", "low", "low_bytes", "size"])
 def _write(
     table, programs, lists, sent, index, wire, fronts, w, k, number, low, low_bytes, size,
     MANY: tl.constexpr, NARROW: tl.constexpr, KIND: tl.constexpr, MOST: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
@@ -97,7 +97,7 @@ def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STE
     return number * tl.div_rn(scale, tl.zeros_like(scale) + UNIT * 1.0), good
 
 
-@triton.jit(do_not_specialize=["weight", "k", "steps"])
+@triton.jit(do_not_specialize=["W", "plane", "stride", "row_stride", "weight", "k", "steps"])
 def _sum_lists(
     table, programs, lists, wires, index, out, marks, b, W, plane, stride, row_stride, n, k, steps, weight,
     MANY: tl.constexpr, EACH: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr,
@@ -141,14 +141,14 @@ def _sum_lists(
         behind = tl.load(lists + 8 * of + 7, lane < W, 0)
     own = (lane >> PAIRS).to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
-    listed = (lane < W) & (dense == 0)
+    listed, far = (lane < W) & (dense == 0), tile - tile + stride  # W wires may have more than 2^31 bytes
     begins = tl.where(dense, bound, first_of_each(index + own, bound, k, steps, listed))
     ends = tl.minimum(bound + OWNED, n)
     ends = tl.where(dense, ends, first_of_each(index + own, bound + OWNED, k, steps, listed))
     for wire in range(W):
         this = lane == wire
         end = tl.sum(tl.where(this, ends, 0), 0)
-        base = wires + (wire >> PAIRS) * stride + tl.sum(tl.where(this, behind, 0), 0)
+        base = wires + (wire >> PAIRS) * far + tl.sum(tl.where(this, behind, 0), 0)
         theirs = index + tl.sum(tl.where(this, own, 0), 0)
         entire = tl.sum((this & dense).to(tl.int32), 0) > 0
         for begin in range(tl.sum(tl.where(this, begins, 0), 0), end, TILE):
@@ -172,7 +172,7 @@ def _sum_lists(
         tl.debug_barrier()  # the next wire's numbers may be another thread's
 
 
-@triton.jit(do_not_specialize=["weight"])
+@triton.jit(do_not_specialize=["k", "weight"])
 def _add_part(wire, index, out, marks, n, k, weight, NARROW: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr):
     """Adds k values at the places of one list, or at the first k places; no two are the same."""
     j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)

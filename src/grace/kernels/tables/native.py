@@ -99,7 +99,7 @@ def _entries(table: tuple[int, ...]) -> int:
     return native.address("table", _table(table), torch.float32, len(table))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _table(table: tuple[int, ...]) -> Tensor:
     """T as float32, kept for as long as its address is used."""
     return torch.tensor(table, dtype=torch.float32, device="cpu")

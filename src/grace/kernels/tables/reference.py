@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compute.host import to_device
 from grace.flags.refusals import Refusals
 from grace.kernels.blocks import repeat_by_block
 from grace.kernels.levels import block_divide
@@ -106,7 +107,7 @@ def share_of(sums: Tensor, factor: float) -> Tensor:
     return sums.double().mul_(factor).sub_(1).float()
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _on(table: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """T as a tensor, copied to a device once."""
-    return torch.tensor(table, dtype=dtype, device=device)
+    return to_device(torch.tensor(table, dtype=dtype, device="cpu"), device, waits=True)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.compute.launching import TILE, Marks, launch
 from grace.flags.capturing import step_word
 from grace.kernels.bit_streams.triton import load_bits
@@ -162,13 +162,13 @@ def _sums_begin(many: Many, chunks: Chunks) -> Tensor:
     return many.numbers(("sums begin", chunks.world), lambda: chunks.sums[:-1], torch.int64)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _numbers(table: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """T on a device, copied there once."""
-    return torch.tensor(table, dtype=dtype, device="cpu").to(device)
+    return to_device(torch.tensor(table, dtype=dtype, device="cpu"), device, waits=True)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _shares(sums: tuple[int, ...], most: int, device: torch.device) -> Tensor:
     """The values of sums up to ``most``, in units of A, on a device, copied there once."""
-    return share_of(host_int64(sums), 2 / most).to(device)
+    return to_device(share_of(host_int64(sums), 2 / most), device, waits=True)

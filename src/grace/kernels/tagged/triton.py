@@ -22,6 +22,7 @@ from grace.kernels.bit_streams.triton import scan
 from grace.kernels.counted.parts import Chosen
 from grace.kernels.many import Many, carry_together
 from grace.kernels.many.triton import code_width, numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.selection.tiles.triton import MOST
 from grace.kernels.statistics.triton import largest_of_many
 from grace.kernels.tagged import TaggedCode, TaggedPlaces
 from grace.kernels.tiles.triton import left_of, load_codes
@@ -231,7 +232,9 @@ def _reading(many: Many, code: TaggedCode) -> dict[str, Any]:
     return {"P": code.p, "RELATIVE": int(code.relative), "HAS_MEMORY": many.memories is not None, "EVEN": many.even}
 
 
-def choose_tagged_many(like: Tensor, many: Many, code: TaggedCode) -> Chosen:
+def choose_tagged_many(like: Tensor, many: Many, code: TaggedCode) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
     tops, tiles = largest_of_many(many, max(many.sizes)), many.tiles(TILE)
     finite = tops.isfinite()
     tops.masked_fill_(~finite, 0.0)
@@ -243,13 +246,18 @@ def choose_tagged_many(like: Tensor, many: Many, code: TaggedCode) -> Chosen:
     return Chosen(fixed + few + 2 * some + 4 * raw, finite, Tagged(tops, begins, total))
 
 
-def write_tagged_many(message: Tensor, many: Many, code: TaggedCode, chosen: Chosen, places: TaggedPlaces) -> None:
+def write_tagged_many(message: Tensor, many: Many, code: TaggedCode, chosen: Chosen, places: TaggedPlaces) -> Any:
+    if not isinstance(chosen.notes, Tagged):
+        return NotImplemented
     tiles, notes, where = many.tiles(TILE), chosen.notes, _TaggedPlacesThere.of(places, many).where
     launch(_write, (len(tiles),), many.table, tiles, where, many.like, notes.tops, notes.begins, notes.total, message,
            len(many), **_reading(many, code), HAS_REST=many.rests is not None, TILE=TILE)  # fmt: skip
+    return None
 
 
-def sum_tagged_many(rows: Tensor, many: Many, code: TaggedCode, places: TaggedPlaces, weight: float) -> Tensor:
+def sum_tagged_many(rows: Tensor, many: Many, code: TaggedCode, places: TaggedPlaces, weight: float) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
     layout, marks, tiles, W = _TaggedPlacesThere.of(places, many), Marks(rows, len(many)), many.tiles(TILE), len(rows)
     counts, relative = torch.empty(3 * W, len(tiles), dtype=torch.int32, device=rows.device), int(code.relative)
     launch(_count, (len(tiles), W), many.table, tiles, layout.where, rows, counts, rows.stride(0), RELATIVE=relative,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
@@ -90,15 +90,15 @@ class SketchPlan:
         for t, i in enumerate(large):
             owners[begins[i] : begins[i + 1]] = t
         spans = [torch.arange(begins[t], begins[t + 1], dtype=torch.int64, device="cpu") for t in small]
-        self.owners = owners.to(device)  # of the first message: the sketch that a number belongs to, or ``count``
-        self.sent_whole = torch.cat([torch.zeros(0, dtype=torch.int64, device="cpu"), *spans]).to(
-            device
-        )  # where it has no sketch
+        self.owners = to_device(
+            owners, device
+        )  # of the first message: the sketch that a number belongs to, or ``count``
+        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self.sent_whole = to_device(torch.cat([nothing, *spans]), device)  # where it has no sketch
         every = [torch.arange(sizes[t], dtype=torch.int64, device="cpu") for t in small]
-        self.everywhere = torch.cat([torch.zeros(0, dtype=torch.int64, device="cpu"), *every]).to(
-            device
-        )  # the candidates of the others
-        self.heads = torch.repeat_interleave(host_int64(heads[:-1]), host_int64(self.kept.kept)).to(device)
+        self.everywhere = to_device(torch.cat([nothing, *every]), device)  # the candidates of the others
+        begin = torch.repeat_interleave(host_int64(heads[:-1]), host_int64(self.kept.kept))
+        self.heads = to_device(begin, device)
         self.none = torch.zeros(len(sizes), dtype=torch.bool, device=device)
         self.yes = torch.ones(1, dtype=torch.bool, device=device)
 

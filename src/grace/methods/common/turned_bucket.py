@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
@@ -114,9 +114,7 @@ class Kind:
         counts = host_int64([s * r for s, _, r in spans])
         roots = [math.sqrt(s) for s, _, _ in spans]
         self.up, self.down = (
-            torch.tensor(scales, dtype=torch.float32, device="cpu")
-            .repeat_interleave(counts)
-            .to(device, non_blocking=True)
+            to_device(torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(counts), device)
             for scales in (roots, [1 / root for root in roots])
         )
 

@@ -27,7 +27,7 @@ from grace.kernels.sparse.triton import AT_ONCE, sum_tables
 from grace.kernels.triton import count_at, load_float, magnitude, mark_if
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def _open(
     table, where, coded, lists, wires, marks, stride, q,
     CODE: tl.constexpr, GROUP_BITS: tl.constexpr, SIZE: tl.constexpr,
@@ -85,7 +85,7 @@ def _tally(
     tl.atomic_add(counts + this * SIZE + lane, count, count > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def _bound(
     table, where, lists, sides, counts, share, wires, groups, marks, stride, q, R, G: tl.constexpr, SIZE: tl.constexpr
 ):

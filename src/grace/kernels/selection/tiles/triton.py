@@ -30,7 +30,7 @@ _TILE, ROOM = 4096, 512  # numbers of a tile, and how many of them are noted
 _GROUP, _CHUNK = 8, 128  # tiles whose notes a program reads, and how many of each at a time
 _SAMPLE, _BITS = 8192, 16  # numbers of a sample, and how many bits its key has
 COLUMNS = 10  # of the state of a search: see Notes
-MOST = (1 << 31) - 1 - _TILE
+MOST = (1 << 31) - _GROUP * _TILE  # what a program reads beyond the numbers is counted, too, in 32 bits
 
 
 @triton.jit

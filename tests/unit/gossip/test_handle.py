@@ -1,0 +1,247 @@
+"""Gossip of small models, between threads."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import grace
+from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, NonFiniteError, StateError
+from grace.gossip import GossipHandle, Graph
+from tests.unit.adapters.outer.training import flat, make_inner, make_model, on_ranks, train
+from tests.unit.networks import in_threads
+
+W = 4
+
+
+class Rank:
+    """A rank with its model and its optimizer."""
+
+    def __init__(self, network: Any, rank: int, compressor: Any = None, net: nn.Module | None = None, **knobs: Any):
+        self.rank, self.net = (
+            rank,
+            make_model(1 + rank) if net is None else net,
+        )  # not the same: all begin with rank 0's
+        self.inner = make_inner(self.net)
+        self.handle: GossipHandle = grace.gossip(self.net, self.inner, compressor, transport=network, **knobs)
+
+    def train(self, *steps: int) -> None:
+        train(self.net, self.inner, self.rank, range(*steps))
+
+    @property
+    def own(self) -> Tensor:
+        return flat(self.net.parameters()).clone()
+
+
+def test_it_is_dpsgd_by_hand() -> None:
+    """After each step ``x_i = sum_j w_ij x_j``; with overlap the paper's ``x_i = sum_j w_ij x_j - lr g_i``."""
+
+    def job(network: Any, rank: int, overlap: bool) -> tuple[list[Tensor], list[Tensor]]:
+        one, updates, xs = Rank(network, rank, graph="ring", overlap=overlap), [], []
+        xs.append(one.own)
+        for step in range(4):
+            plain = copy.deepcopy(one.net)
+            inner = make_inner(plain)
+            inner.load_state_dict(copy.deepcopy(one.inner.state_dict()))
+            train(plain, inner, rank, range(step, step + 1))
+            updates.append(flat(plain.parameters()) - xs[-1])
+            one.train(step, step + 1)
+            xs.append(one.own)
+        one.handle.detach()
+        return xs, updates
+
+    w = Graph.read("ring", W).matrix().float()
+    for overlap in (False, True):
+        ranks = on_ranks(W, lambda network, rank, overlap=overlap: job(network, rank, overlap))
+        for t in range(4):
+            before = torch.stack([xs[t] for xs, _ in ranks])
+            update = torch.stack([updates[t] for _, updates in ranks])
+            after = torch.stack([xs[t + 1] for xs, _ in ranks])
+            if overlap:  # what was sent after the step before; in the first step there was nothing
+                expected = (w @ before if t else before) + update
+            else:
+                expected = w @ (before + update)
+            torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [
+    "dpsgd:graph=one_peer_exponential", "choco:method=(topk:ratio=0.2)", "choco:method=(topk:ratio=0.2),overlap=true",
+    "deepsqueeze:method=(qsgd:bits=4),gamma=0.3,average_every=3",
+])  # fmt: skip
+def test_it_goes_on_with_the_same_bits(spec: str) -> None:
+    def job(network: Any, rank: int) -> bool:
+        one = Rank(network, rank, spec)
+        one.train(0, 4)
+        saved = copy.deepcopy((one.handle.state_dict(), one.inner.state_dict()))
+        one.train(4, 8)
+        end = one.own
+        one.handle.load_state_dict(saved[0])
+        one.inner.load_state_dict(copy.deepcopy(saved[1]))
+        one.train(4, 8)
+        again = torch.equal(one.own, end)
+        one.handle.detach()
+        fresh = Rank(network, rank, spec)
+        fresh.handle.load_state_dict(saved[0])
+        fresh.inner.load_state_dict(copy.deepcopy(saved[1]))
+        fresh.train(4, 8)
+        again = again and torch.equal(fresh.own, end)
+        lost = {**saved[0], "flight": {}}
+        if saved[0]["flight"]:  # the mutant: what was on its way is lost
+            fresh.handle.load_state_dict(lost)
+            fresh.inner.load_state_dict(copy.deepcopy(saved[1]))
+            fresh.train(4, 8)
+            again = again and not torch.equal(fresh.own, end)
+        fresh.handle.detach()
+        return again
+
+    assert on_ranks(W, job) == [True] * W
+
+
+def test_average_and_disagreement() -> None:
+    def job(network: Any, rank: int) -> tuple[Any, ...]:
+        one = Rank(network, rank, "topk:ratio=0.2")
+        assert one.handle.disagreement is None
+        one.train(0, 5)
+        own = one.own
+        apart = one.handle.measure()
+        assert torch.equal(one.own, own)
+        with one.handle.averaged_model() as net:
+            mean = flat(net.parameters()).clone()
+        assert torch.equal(one.own, own)
+        one.handle.average()
+        end, stats = one.own, one.handle.stats
+        assert stats.disagreement == one.handle.disagreement
+        assert stats.as_dict()["disagreement"] == pytest.approx(apart, rel=1e-6)
+        assert one.handle.measure() == 0
+        one.train(5, 6)
+        assert one.handle.measure() > 0
+        assert "ring (spectral gap 0.667)" in repr(one.handle)
+        one.handle.detach()
+        return own, apart, mean, end, stats.traffic.sent
+
+    ranks = on_ranks(W, job)
+    owns = torch.stack([own for own, *_ in ranks])
+    mean = owns.mean(0)
+    apart = float((owns - mean).square().sum(1).mean().sqrt() / mean.norm())
+    for _, told, average, end, sent in ranks:
+        assert told == pytest.approx(apart, rel=1e-4)
+        torch.testing.assert_close(average, mean)
+        assert torch.equal(end, ranks[0][3])
+        torch.testing.assert_close(end, mean)
+        assert sent == ranks[0][4] > 0
+    assert apart > 1e-3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_parameters_that_are_not_finite_on_one_rank(overlap: bool) -> None:
+    """Nobody mixes them; where they are they go back to what they were, and the others keep theirs."""
+
+    def job(network: Any, rank: int) -> tuple[Tensor, int]:
+        one = Rank(network, rank, "topk:ratio=0.2", overlap=overlap)
+        one.train(0, 3)
+        if rank == 2:
+            with torch.no_grad():
+                one.net.get_parameter("0.weight")[3, 3] = torch.nan
+                one.inner.state[one.net.get_parameter("0.weight")]["momentum_buffer"][0, 0] = torch.inf
+        for p in one.net.parameters():
+            p.grad = torch.zeros_like(p)
+        for group in one.inner.param_groups:
+            group["lr"] = 0.0
+        one.inner.step()
+        one.inner.step()
+        for group in one.inner.param_groups:
+            group["lr"] = 0.1
+        one.train(4, 8)
+        one.handle.average()
+        out = one.own, one.handle.stats.nonfinite
+        one.handle.detach()
+        return out
+
+    ranks = on_ranks(W, job)
+    for own, nonfinite in ranks:
+        assert bool(own.isfinite().all())
+        assert torch.equal(own, ranks[0][0])
+        assert nonfinite == ranks[0][1] >= 1
+
+
+def test_or_they_are_an_error_on_all_ranks() -> None:
+    def job(network: Any, rank: int) -> str:
+        one = Rank(network, rank, "topk:ratio=0.2", nonfinite="error")
+        one.train(0, 2)
+        if rank == 1:
+            with torch.no_grad():
+                one.net.get_parameter("2.bias")[0] = torch.inf
+        with pytest.raises(NonFiniteError, match=r"2\.bias") as raised:
+            one.train(2, 3)
+        with pytest.raises(NonFiniteError):
+            one.handle.average()
+        one.handle.detach()
+        return str(raised.value)
+
+    assert len(set(on_ranks(W, job))) == 1
+
+
+def test_narrow_parameters_do_not_stand_still() -> None:
+    """Moves that are smaller than a rounding add up: 64 steps of 2^-10 of the numbers, which have 8 bits."""
+
+    def job(network: Any, rank: int) -> float:
+        net = nn.Linear(40, 40, bias=False, dtype=torch.bfloat16)
+        with torch.no_grad():
+            net.weight.fill_(1.0)
+        inner = torch.optim.SGD(net.parameters(), lr=1.0)
+        handle = grace.gossip(net, inner, None, transport=network)
+        for _ in range(64):
+            net.weight.grad = torch.full_like(net.weight, 2.0**-7 if rank == 0 else 0.0)
+            inner.step()  # rank 0 moves by one unit of its last place, an average by a quarter
+        handle.average()
+        end = float(net.weight.detach()[0, 0])
+        handle.detach()
+        return end
+
+    assert on_ranks(W, job) == [1 - 64 * 2.0**-7 / W] * W
+
+
+def test_ranks_that_differ_are_refused() -> None:
+    def job(network: Any, rank: int) -> None:
+        Rank(network, rank, "topk:ratio=0.2", gamma=0.1 if rank else 0.2)
+
+    for error in in_threads(2, job):
+        assert isinstance(error, FingerprintMismatch)
+        assert "gamma" in str(error)
+
+
+def test_bad_input() -> None:
+    def job(network: Any, rank: int) -> None:
+        net = make_model()
+        inner = make_inner(net)
+        with pytest.raises(ConfigurationError, match="is of 4 workers, and there are 2"):
+            grace.gossip(net, inner, graph=Graph.read("ring", 4), transport=network)
+        with pytest.raises(ConfigurationError, match="not the model's"):
+            grace.gossip(make_model(), inner, transport=network)
+
+    on_ranks(2, job)
+
+
+def test_detached_and_again() -> None:
+    def job(network: Any, rank: int) -> None:
+        one = Rank(network, rank, "topk:ratio=0.2")
+        one.train(0, 2)
+        with pytest.raises(ConfigurationError, match="already gossips"):
+            grace.gossip(one.net, one.inner, transport=network)
+        with pytest.raises(ConfigurationError, match="keeps its compressor"):
+            one.handle.switch("qsgd")
+        saved = one.handle.state_dict()
+        one.handle.detach()
+        one.train(2, 3)  # alone
+        with pytest.raises(GraceError, match="detached"):
+            one.handle.average()
+        other = Rank(network, rank, "topk:ratio=0.1")
+        with pytest.raises(StateError, match="saved by gossip with"):
+            other.handle.load_state_dict(saved)
+        other.handle.detach()
+
+    on_ranks(2, job)
