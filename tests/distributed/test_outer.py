@@ -240,14 +240,14 @@ def sharded(rank: int, world: int, place: str) -> None:
     loop.detach()
 
     net = island(9, workers=1)
-    one = begin(net, sgd(net), workers=1, **STREAMING)
-    dcp.load({"loop": (checkpoint := one.checkpoint())}, checkpoint_id=place)
+    worker = begin(net, sgd(net), workers=1, **STREAMING)
+    dcp.load({"loop": (checkpoint := worker.checkpoint())}, checkpoint_id=place)
     assert all(torch.equal(p, q) for p, q in zip(full(net.parameters()), whole, strict=True))
     again = checkpoint.state_dict()
     for name, x in momentum.items():
         assert torch.equal(x, again["momentum"][name].full_tensor())
         torch.testing.assert_close(again["owed"][name].full_tensor(), owed[name], atol=1e-6, rtol=1e-5)
-    one.detach()
+    worker.detach()
 
 
 def inner_state(inner: torch.optim.Optimizer) -> list[Any]:
