@@ -48,7 +48,8 @@ def learn(options: argparse.Namespace) -> None:
     )  # fmt: skip
     batches = task.batches(options.learner, options.learners, handle.stats.steps)
     with (folder / f"{options.learner}.steps").open("a", encoding="utf-8") as steps:
-        while time.time() < options.until:
+        until = folder / "until"
+        while not until.exists() or time.time() < float(until.read_text()):
             begins = time.monotonic()
             optimizer.zero_grad()
             task.loss(model, next(batches)).backward()
@@ -61,6 +62,7 @@ def learn(options: argparse.Namespace) -> None:
                 state = {"learner": handle.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state, f"{file}.new")
                 os.replace(f"{file}.new", file)
+    torch.save(dict(model.named_buffers()), folder / f"{options.learner}.buffers")
     handle.detach()
 
 
@@ -71,16 +73,21 @@ def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         serve = f"import grace; grace.decoupled.serve('127.0.0.1:{port}', learners={options.learners}, "
         serve += f"quorum={options.quorum}, checkpoint={str(folder / 'syncer.pt')!r}, save_every=5.0)"
         syncer = subprocess.Popen([sys.executable, "-c", serve])
-        until = time.time() + options.start + options.seconds
 
         def start(learner: int) -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "benchmarks.decoupled", *sys.argv[1:], f"--learner={learner}"]
-            command += [f"--folder={folder}", f"--until={until}", f"--address=127.0.0.1:{port}"]
+            command += [f"--folder={folder}", f"--address=127.0.0.1:{port}"]
             return subprocess.Popen([*command, "--slow"] if kind == RUNS[2] and learner == 0 else command)
 
         learners = [start(learner) for learner in range(options.learners)]
-        kills = 0
-        next_kill = time.time() + options.start + options.kill_every
+        files = [folder / f"{learner}.steps" for learner in range(options.learners)]
+        while not all(file.exists() and file.stat().st_size for file in files):  # all have begun
+            assert all(process.poll() is None for process in learners), "a learner has ended"
+            time.sleep(0.1)
+        kills, begins = 0, time.time()
+        until, next_kill = begins + options.seconds, begins + options.kill_every
+        (folder / "new").write_text(str(until))
+        (folder / "new").rename(folder / "until")  # whole at once
         while time.time() < until:
             if kind == RUNS[1] and time.time() >= next_kill:
                 learners[0].send_signal(signal.SIGKILL)
@@ -91,7 +98,6 @@ def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
             process.wait()
         syncer.terminate()
         syncer.wait()
-        begins = until - options.seconds
         counts, longest = [], 0.0
         for learner in range(options.learners):
             lines = (folder / f"{learner}.steps").read_text(encoding="utf-8").splitlines()
@@ -103,7 +109,10 @@ def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         task = find_task(options.task)
         task.load(None)
         model = task.model()
-        model.load_state_dict(read_parameters(folder / "syncer.pt"), strict=False)
+        buffers = torch.load(
+            folder / "1.buffers", weights_only=True
+        )  # such as BatchNorm's, which stay with each learner
+        model.load_state_dict({**model.state_dict(), **buffers, **read_parameters(folder / "syncer.pt")})
         stats = torch.load(folder / "syncer.pt", weights_only=True)["stats"]
     scores = task.evaluate(model)
     return {"run": kind, "steps": counts, "kills": kills, "longest": longest, "scores": scores, "syncer": stats}
@@ -115,8 +124,7 @@ def main() -> None:
     parser.add_argument("--task", default="gpt_small")
     parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--quorum", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each run, after the start")
-    parser.add_argument("--start", type=float, default=30.0, help="seconds that processes get to start")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each run, from when all have begun")
     parser.add_argument("--kill-every", type=float, default=20.0)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--fragments", type=int, default=2)
@@ -124,7 +132,7 @@ def main() -> None:
     parser.add_argument("--keep-every", type=int, default=20)
     parser.add_argument("--method", default="qsgd:bits=8")
     parser.add_argument("--json", type=Path, help="a file")
-    for name, kind in (("learner", int), ("until", float), ("folder", str), ("address", str)):
+    for name, kind in (("learner", int), ("folder", str), ("address", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--slow", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
