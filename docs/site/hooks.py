@@ -30,6 +30,7 @@ TOOLKITS = (
     "horovod",
     "lightning",
     "transformers",
+    "optim",
 )  # pages of their own, where the package is there
 GROUPS = {  # of what `import grace` offers; what is in none of them is under "Everything else"
     "training": (

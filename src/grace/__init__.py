@@ -49,11 +49,12 @@ from grace.transports.choose import transport
 from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
 
-if _typing.TYPE_CHECKING:
-    from grace.gossip.door import gossip  # what a call of the package gives
-    from grace.registry import methods  # the same
+if _typing.TYPE_CHECKING:  # what calls of these packages give
+    from grace.decoupled import decoupled
+    from grace.gossip.door import gossip
+    from grace.registry import methods
 else:
-    from grace import gossip, methods
+    from grace import decoupled, gossip, methods
 
 __all__ = [
     "Auto",
@@ -85,6 +86,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "decoupled",
     "dequantize",
     "desparsify",
     "gossip",

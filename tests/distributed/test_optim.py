@@ -104,6 +104,12 @@ def shards(rank: int, world: int, text: str, parts: int) -> None:
         torch.testing.assert_close(full.detach(), expected, atol=2e-5, rtol=1e-4)
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
+    before = [p.to_local().clone() for p in model.parameters()]  # type: ignore[attr-defined]
+    if rank == 0:  # other shards are finite, and those who exchange them do not hear of it from rank 0
+        next(model.parameters()).grad.to_local()[0, 0] = torch.nan  # type: ignore[union-attr]
+    optimizer.step()
+    assert (optimizer.steps, optimizer.stats.nonfinite > 0) == (8, True)
+    assert all(torch.equal(p.to_local(), x) for p, x in zip(model.parameters(), before, strict=True))  # type: ignore[attr-defined]
     assert (
         optimizer.state[next(iter(model.parameters()))]["exp_avg"].placements
         == next(iter(model.parameters())).placements

@@ -65,8 +65,10 @@ def folder(tmp_path):
 
 
 @pytest.mark.usefixtures("forked")
-def test_an_outer_loop_trains_beside_methods_and_sends_less_by_its_steps(folder):
-    methods = "diloco:every=4,local_sgd:every=8,method=(topk:ratio=0.05)"
+def test_algorithms_train_beside_methods_and_an_outer_loop_sends_less_by_its_steps(folder):
+    methods = (
+        "diloco:every=4,local_sgd:every=8,method=(topk:ratio=0.05),dpsgd:graph=ring,onebitadam:lr=0.01,freeze_step=8"
+    )
     arguments = [
         "--methods",
         methods,
@@ -81,13 +83,16 @@ def test_an_outer_loop_trains_beside_methods_and_sends_less_by_its_steps(folder)
     ]
     done = run("bench", "train", "--tasks", "digits", *arguments, "--out", "out", "--json", cwd=folder)
     assert done.exit_code == 0, done.output
-    plain, diloco, local = json.loads(done.stdout)
-    assert [document["family"] for document in (plain, diloco, local)] == ["baseline", "outer loop", "outer loop"]
+    plain, diloco, local, gossip, adam = documents = json.loads(done.stdout)
+    families = [document["family"] for document in documents]
+    assert families == ["baseline", "outer loop", "outer loop", "gossip", "optimizer"]
     assert diloco["traffic"]["sent_bytes_per_step"] == pytest.approx(
         plain["traffic"]["sent_bytes_per_step"] / 4, rel=0.01
     )
     assert 0 < local["traffic"]["sent_bytes_per_step"] < diloco["traffic"]["sent_bytes_per_step"]
-    assert all(document["replicas_agree"] and document["final"] > 0.2 for document in (plain, diloco, local))
+    assert all(document["replicas_agree"] and document["final"] > 0.2 for document in documents)
+    assert gossip["traffic"]["sent_bytes_per_step"] == pytest.approx(plain["traffic"]["sent_bytes_per_step"], rel=0.01)
+    assert adam["traffic"]["sent_bytes_per_step"] < plain["traffic"]["sent_bytes_per_step"]
     assert diloco["prediction"] is None
 
 

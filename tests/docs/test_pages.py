@@ -25,7 +25,8 @@ _NEEDS = {"integrations": "accelerate"}
 # `auto` measures codecs and the link for seconds; here it measures no more than it has to.
 _BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.CODEC_NS = 0"}
 MPI = ROOT / "docs/concepts/launching.md"  # run by mpiexec
-ELSEWHERE = [*WORKERS, *TOOLKITS, MPI]
+DECOUPLED = ROOT / "docs/concepts/decoupled.md"  # run by a learner: tests/distributed/test_decoupled.py
+ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, DECOUPLED]
 _SLOW = ("logging.md",)  # TensorBoard, and what it imports
 doors = pytest.mark.tier("doors")
 
@@ -133,7 +134,7 @@ def test_pages_stand_in_five_groups_of_the_index_and_of_the_site() -> None:
     listed = [page for pages in groups.values() for page in pages]
     there = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent.name in ("concepts", "data")]
     assert sorted(listed) == sorted(there)
-    assert len(CONCEPTS) <= 35, "another topic is a section of a page that is there"
+    assert len(CONCEPTS) <= 36, "another topic is a section of a page that is there"
     nav = read_nav((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert {group: sorted(pages) for group, pages in nav.items() if group != "Start"} == {
         group: sorted(pages) for group, pages in groups.items()

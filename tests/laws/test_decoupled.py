@@ -251,7 +251,7 @@ def test_nothing_is_lost_or_counted_twice(up: str, down: str):
     assert sum(stat.returned for stat in stats)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(SCRIPTS, st.sampled_from(CODECS[1:]), st.integers(1, 3))
 def test_nothing_is_lost_whatever_happens(script: Any, codecs: tuple[str, str], quorum: int):
     Play(*codecs, quorum=quorum).play(script)

@@ -23,7 +23,7 @@ from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import read_choice
 from grace.adapters.pending_gradient import placeholder
 from grace.adapters.regrouping import Regrouping
-from grace.adapters.scaling import describe_scaler
+from grace.adapters.scaling import describe_scaler, scale_of
 from grace.adapters.taken import refuse_shared, release, take
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp, refuse_in_backward, refuse_split
 from grace.adapters.unused import Unused, UnusedGradient
@@ -31,7 +31,6 @@ from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
-from grace.flags.capturing import refuse_capture
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.elastic import Regrouped
@@ -157,8 +156,7 @@ class OptimizerHandle(Regrouping):
             if rate is not None:
                 self.lr = float(rate)
             if self._scaler is not None:
-                refuse_capture("a GradScaler's scale is read on the host")
-                self._steps.scale = self._scaler.get_scale()
+                self._steps.scale = scale_of(self._scaler, self._taken[self._buckets[0][0]][0].device)
         gradients = {name: self._taken[name][0].detach() for name in self._buckets[self._next]}
         self._next += 1
         last = self._next == len(self._buckets)

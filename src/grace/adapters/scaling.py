@@ -1,4 +1,4 @@
-"""Settings that ranks must have in common for loss scaling."""
+"""Loss scaling: settings that ranks must have in common, and the scale of a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import ConfigurationError
+from grace.flags.capturing import refuse_capture
+from grace.flags.finite import on_host
 
 
 def describe_scaler(scaler: torch.amp.GradScaler, parameters: Mapping[str, Tensor]) -> tuple[bool, float, float, int]:
@@ -26,3 +28,16 @@ def describe_scaler(scaler: torch.amp.GradScaler, parameters: Mapping[str, Tenso
             )
     rules = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
     return (scaler.is_enabled(), *rules)
+
+
+def scale_of(scaler: torch.amp.GradScaler, device: torch.device) -> float | Tensor:
+    """The scale of this step, for gradients on this device: a 0-d float32 tensor if it is there, so that nobody waits for it.
+
+    Raises:
+        ConfigurationError: work is captured.
+    """
+    refuse_capture("a GradScaler decides on the host whether the optimizer steps")
+    scale = getattr(scaler, "_scale", None)  # torch's own optimizers take it from there, too
+    if isinstance(scale, Tensor) and scale.device == device and not on_host(device) and scaler.is_enabled():
+        return scale
+    return scaler.get_scale()

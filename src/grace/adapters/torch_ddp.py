@@ -25,7 +25,7 @@ from grace.adapters.choosing import read_choice
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
 from grace.adapters.regrouping import Regrouping
-from grace.adapters.scaling import describe_scaler
+from grace.adapters.scaling import describe_scaler, scale_of
 from grace.adapters.taken import refuse_shared
 from grace.adapters.trained import list_replicated, refuse_in_backward
 from grace.adapters.unexchanged import Unexchanged, refuse_foreign
@@ -33,7 +33,6 @@ from grace.adapters.wrappers import explain_wrapper
 from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
-from grace.flags.capturing import refuse_capture
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.elastic import Regrouped
@@ -151,8 +150,7 @@ class DDPHandle(Regrouping):
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             if self._scaler is not None:
-                refuse_capture("a GradScaler's scale is read on the host")
-                self._steps.scale = self._scaler.get_scale()
+                self._steps.scale = scale_of(self._scaler, bucket.buffer().device)
         buffer, gradients = bucket.buffer(), {}
         try:
             self._check_frozen()

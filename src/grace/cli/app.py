@@ -17,8 +17,9 @@ from grace.cli.errors import CommandGroup
 from grace.cli.explain import explain, list_
 from grace.cli.migrate import migrate
 from grace.cli.report import report
-from grace.cli.simulate import simulate
+from grace.cli.simulate import simulate, simulate_decoupled
 from grace.cli.survey import survey_add, survey_merge, survey_plan, survey_report, survey_run, survey_steps
+from grace.cli.syncer import syncer
 from grace.cli.tasks import tasks
 from grace.cli.verify import verify
 from grace_command import shell
@@ -35,7 +36,7 @@ survey = typer.Typer(
 )
 app.add_typer(survey, name="survey")
 _COMMANDS: list[Callable[..., None]] = [
-    list_, explain, tasks, runs.train, runs.compare_, simulate, advise, report, verify, doctor,
+    list_, explain, tasks, runs.train, runs.compare_, simulate, simulate_decoupled, syncer, advise, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
     runs.bench_train, suite.smoke, suite.link, suite.predict, codecs,
@@ -50,7 +51,7 @@ _SURVEY_COMMANDS: list[Callable[..., None]] = [
 ]
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS), (survey, _SURVEY_COMMANDS)):
     for command in commands:
-        name = command.__name__.removeprefix("bench_").removeprefix("survey_").rstrip("_")
+        name = command.__name__.removeprefix("bench_").removeprefix("survey_").rstrip("_").replace("_", "-")
         group.command(name, cls=shell.Command)(command)
 # What follows the script is the script's, options and all.
 _REST = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}

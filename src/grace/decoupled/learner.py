@@ -114,6 +114,16 @@ class Learner:
         """True if every fragment has come since the syncer was last there."""
         return self.welcome and not any(fragment.returning for fragment in self._fragments)
 
+    def merged(self) -> dict[str, Tensor] | None:
+        """The parameters as they last came, float32, by name; None before all have."""
+        out = {}
+        for fragment in self._fragments:
+            if fragment.reference is None:
+                return None
+            for name, x in zip(fragment.names, fragment.reference, strict=True):
+                out[name] = x.view(self._parameters[name].shape).clone()
+        return {name: out[name] for name in self.plan.names}
+
     # ---- what happens -----------------------------------------------------------------------------------------------
     def hello(self) -> Hello:
         """The first message over a new connection."""

@@ -14,6 +14,7 @@ from grace.decoupled.codec import read_codec, spell_codec
 from grace.errors import ConfigurationError, FingerprintMismatch, PayloadError, out_of_range
 from grace.version import __version__
 
+MOST_BYTES = (1 << 31) - (1 << 20)  # of a fragment: gRPC's messages have less than 2**31
 _MOST_NUMBERS = 1 << 40  # of one model, in what a stranger sends
 _NAMES_SHOWN = 5
 
@@ -48,11 +49,11 @@ class Plan:
         fragments: int = 1,
         overlap: int = 1,
         up: str = "none",
-        down: str = "none",
+        down: str | None = None,
         plain: Sequence[str] = (),
         seed: int = 0,
     ) -> Plan:
-        """The plan for these parameters, of any shapes.
+        """The plan for these parameters, of any shapes. ``down`` is by default bf16, or none where ``up`` is.
 
         Raises:
             ConfigurationError: a number out of range, more fragments than parameters, or a codec that cannot be used.
@@ -69,9 +70,18 @@ class Plan:
         if fragments > len(parameters):
             raise out_of_range("decoupled", "fragments", fragments, f"1 to {len(parameters)}, the number of parameters")
         shapes = [list(p.shape) for p in parameters.values()]
+        sent = spell_codec(up)
+        got = spell_codec(down or ("none" if sent == "none" else "bf16"))
+        places = balance([math.prod(shape) for shape in shapes], fragments)
+        for fragment in places:
+            if (size := sum(4 * math.prod(shapes[place]) for place in fragment)) > MOST_BYTES:
+                raise ConfigurationError(
+                    f"decoupled: with fragments={fragments} one has {size:,} bytes, and a message at most {MOST_BYTES:,}: cut "
+                    "the model into more of them"
+                )
         return cls(
             list(parameters), shapes, [name in plain for name in parameters],
-            balance([math.prod(shape) for shape in shapes], fragments), every, overlap, spell_codec(up), spell_codec(down),
+            places, every, overlap, sent, got,
             seed, [__version__, str(wire.VERSION)],
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ import abc
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
@@ -95,6 +95,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         refuse_in_backward(named)
         refuse_shared(named)
         self._names = {p: name for name, p in named.items()}
+        self._shard_groups = _find_shard_groups(named.values())
         like = {name: _like(local(p)) for name, p in named.items()}
         over = _connect(named, group, transport)
         common = {
@@ -176,6 +177,18 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
             room = self.session.scratch_like(self.session.like[name])
             given[name] = room.zero_() if gradient is None else room.copy_(gradient)
         return given
+
+    def _find_nonfinite(self, means: Mapping[str, Tensor]) -> list[str]:
+        """Names of those means that have an inf or NaN, on all ranks alike; also where only another shard has one, which
+        other ranks exchange.
+        """
+        bad = nonfinite(means)
+        for group in self._shard_groups:
+            flag = torch.tensor([len(bad)], device=local(next(iter(self._names))).device)
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group)
+            if int(flag) and not bad:
+                bad = ["a shard of another rank"]
+        return bad
 
     def _average(self, gradients: Mapping[str, Tensor | None]) -> Exchange[dict[str, Tensor]]:
         """The means of all gradients that some rank has, uncompressed."""
@@ -302,11 +315,12 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         if not isinstance(inner, Mapping):
             self.session.compare_loads(StateError(f"not a state of grace.optim: it lacks {KEY!r}"), {})
         self.session.load_state_dict(inner, also=functools.partial(self._read, state_dict, saved))
+        devices = {p: {key: x.device for key, x in self.state[p].items()} for p in self._names}
         super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
         for p, held in self._pair(state_dict):  # torch has cast what it loaded to the parameter's dtype
             for key, value in held.items():
                 if isinstance(value, Tensor):
-                    value = value.to(p.device if value.ndim else value.device, copy=True)
+                    value = value.to(devices.get(p, {}).get(key, p.device), copy=True)
                 self.state[p][key] = value
         assert isinstance(saved, Mapping)
         self._set_counters(saved["counters"])
@@ -454,6 +468,12 @@ def _like(x: Tensor) -> Tensor:
 
 def _hyperparameters(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in ("params", "param_names")}
+
+
+def _find_shard_groups(parameters: Iterable[Tensor]) -> list[dist.ProcessGroup]:
+    """The groups of ranks that hold shards of these parameters, each once."""
+    meshes = dict.fromkeys(p.device_mesh for p in parameters if is_split(p))  # type: ignore[attr-defined]
+    return [group for mesh in meshes for group in mesh.get_all_groups()]
 
 
 def _connect(

@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.errors import out_of_range
-from grace.optim.base import divide, local, nonfinite, zeros
+from grace.optim.base import divide, zeros
 from grace.optim.onebit_adam import OneBitAdam
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
@@ -93,7 +93,7 @@ class OneBitLamb(OneBitAdam):
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         more = {
             "fresh_sq": zeros(p),  # the variance in the background
-            "coefficient": torch.zeros(()), "factor": torch.ones(()), "weight": torch.ones(()),
+            **{key: torch.ones((), device=p.device) for key in ("coefficient", "factor", "weight")},
         }  # fmt: skip
         return {**super()._begin(p), **more}
 
@@ -101,10 +101,10 @@ class OneBitLamb(OneBitAdam):
         """Moves a parameter of any shape before the freeze."""
         update = divide(state["exp_avg"], state["exp_avg_sq"], entry["eps"]).add_(p, alpha=entry["weight_decay"])
         length, size = norm(update), norm(p)
-        c = min(max(size / length, COEFFICIENT[0]), COEFFICIENT[1]) if length > 0 and size > 0 else 1.0
+        c = torch.where((length > 0) & (size > 0), (size / length).clamp(*COEFFICIENT), 1.0)
         smooth = SMOOTH if state["step"] > 1 else 0.0
-        state["coefficient"].mul_(smooth).add_((1 - smooth) * c)
-        p.sub_(update, alpha=float(entry["lr"]) * c)
+        state["coefficient"].mul_(smooth).add_(c, alpha=1 - smooth)
+        p.sub_(update.mul_(c), alpha=float(entry["lr"]))
 
     def _consider_freezing(self, step: int) -> Exchange[None]:
         yield from super()._consider_freezing(step)
@@ -113,11 +113,10 @@ class OneBitLamb(OneBitAdam):
 
     def _weigh(self) -> None:
         """At the freeze: the weight of each momentum in the buffer, and where the variance in the background begins."""
-        sizes = {name: norm(state["exp_avg"]) / max(1, p.numel()) ** 0.5 for name, p, _, state in self._each()}
+        sizes = {name: float(norm(state["exp_avg"])) / max(1, p.numel()) ** 0.5 for name, p, _, state in self._each()}
         known = [size for size in sizes.values() if size > 0]
         for name, _, _, state in self._each():
-            weight = sum(known) / len(known) / sizes[name] if sizes[name] > 0 else 1.0
-            state["weight"].fill_(weight)
+            state["weight"].fill_(sum(known) / len(known) / sizes[name] if sizes[name] > 0 else 1.0)
             state["fresh_sq"].copy_(state["exp_avg_sq"])
 
     def _compressed_step(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
@@ -127,42 +126,43 @@ class OneBitLamb(OneBitAdam):
             room = torch.mul(m, beta1, out=session.scratch_like(m))
             if (gradient := gradients[name]) is not None:
                 room.add_(gradient, alpha=1 - beta1)
-            given[name] = room.mul_(float(state["weight"])).masked_fill_(v == 0, 0.0)
+            given[name] = room.mul_(state["weight"]).masked_fill_(v == 0, 0.0)
         means = yield from session.exchanging(given, lr=float(self.param_groups[0]["lr"]))
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, state in self._each():
             m, v, fresh = state["exp_avg"], state["exp_avg_sq"], state["fresh_sq"]
             beta1, beta2 = entry["betas"]
-            new = means[name].div_(float(state["weight"])).masked_fill_(v == 0, 0.0)
+            new = means[name].div_(state["weight"]).masked_fill_(v == 0, 0.0)
             g = new.sub(m, alpha=beta1).div_(1 - beta1)
             fresh.mul_(beta2).addcmul_(g, g, value=1 - beta2)
             m.copy_(new)
             state["step"] += 1
-            state["factor"].fill_(limit(ratio(v, fresh, entry["eps"]), float(state["factor"])))
+            state["factor"].copy_(limit(ratio(v, fresh, entry["eps"]), state["factor"]))
             update = divide(m, v, entry["eps"]).add_(p, alpha=entry["weight_decay"])
-            p.sub_(update, alpha=float(entry["lr"]) * float(state["coefficient"]) * float(state["factor"]))
+            p.sub_(update.mul_(state["coefficient"] * state["factor"]), alpha=float(entry["lr"]))
         return []
 
 
-def ratio(v: Tensor, fresh: Tensor, eps: float) -> float:
+def ratio(v: Tensor, fresh: Tensor, eps: float) -> Tensor:
     """The largest ``(sqrt v + eps) / (sqrt fresh + eps)`` of tensors of any shape, where v is not 0; 1 if it is everywhere."""
-    live = v > 0
-    both = torch.where(live, (v.sqrt() + eps) / (fresh.sqrt() + eps), 0.0)
-    return float(both.max()) if bool(live.any()) else 1.0
+    if not v.numel():
+        return v.new_ones(())
+    largest = torch.where(v > 0, (v.sqrt() + eps) / (fresh.sqrt() + eps), 0.0).max()
+    return torch.where(largest > 0, largest, 1.0)
 
 
-def limit(factor: float, last: float) -> float:
-    """A factor within its limits, and those of its change since the last.
+def limit(factor: Tensor, last: Tensor) -> Tensor:
+    """A factor within its limits, and those of its change since the last; tensors of any shape, element by element.
 
     Example:
-        >>> round(limit(2.0, 1.0), 6)
-        1.1
+        >>> limit(torch.tensor(2.0), torch.tensor(1.0))
+        tensor(1.1000)
     """
-    bounded = min(max(factor, FACTOR[0]), FACTOR[1])
-    return min(max(bounded, last * (1 - CHANGE)), last * (1 + CHANGE))
+    return torch.minimum(torch.maximum(factor.clamp(*FACTOR), last * (1 - CHANGE)), last * (1 + CHANGE))
 
 
-def norm(x: Tensor) -> float:
+def norm(x: Tensor) -> Tensor:
     """The norm of a tensor of any shape, rounded to float32: sums in float64 in another order hardly ever change it."""
-    return float(torch.linalg.vector_norm(local(x), dtype=torch.float64).float())
+    length: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return length.float()

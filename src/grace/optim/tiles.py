@@ -72,14 +72,15 @@ class TiledTopK(Method[Any]):
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         h, w = self.tile(x)
-        if h * w <= self.k:
+        if self._is_dense(x):
             return (yield from DENSE.exchange(x, state, peer))
         lent = replace(peer.lent, memory=None, rest=None, spare=None)
         out = yield from self._inner(h * w).exchange(to_tiles(x, h, w), None, replace(peer, lent=lent))
         if out.finite is False:
             return Exchanged.poisoned(x, state)
         mean = from_tiles(out.mean.double(), x, h, w)
-        mean[mean.abs() <= _ZERO * mean.abs().max()] = 0  # whose sign would depend on the processor
+        size = mean.abs()
+        mean.masked_fill_(size <= _ZERO * size.max(), 0.0)  # whose sign would depend on the processor
         rest = None if out.rest is None else from_tiles(out.rest, x, h, w)
         return Exchanged(fill_unless_(out.finite, mean.to(x.dtype), math.nan), rest, state, out.finite)
 
@@ -87,6 +88,11 @@ class TiledTopK(Method[Any]):
         """H and w for a tensor like this one, of any shape."""
         rows, columns = _sides(like)
         return _divisor(rows, self.side), _divisor(columns, self.side)
+
+    def _is_dense(self, like: Tensor) -> bool:
+        """True if tensors like this one are averaged as they are: all of a tile would be sent, or there is none."""
+        h, w = self.tile(like)
+        return h * w <= self.k or like.numel() == 0
 
     def _inner(self, size: int) -> Method[Any]:
         return Allgather(TileTopK(chunk=size, k=self.k))
@@ -96,11 +102,11 @@ class TiledTopK(Method[Any]):
 
     def facts(self, like: Tensor) -> Facts:
         h, w = self.tile(like)
-        return DENSE.facts(like) if h * w <= self.k else self._inner(h * w).facts(like.reshape(-1))
+        return DENSE.facts(like) if self._is_dense(like) else self._inner(h * w).facts(like.reshape(-1))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         h, w = self.tile(like)
-        return DENSE.traffic(like, peer) if h * w <= self.k else self._inner(h * w).traffic(like.reshape(-1), peer)
+        return DENSE.traffic(like, peer) if self._is_dense(like) else self._inner(h * w).traffic(like.reshape(-1), peer)
 
 
 def to_tiles(x: Tensor, h: int, w: int) -> Tensor:

@@ -179,7 +179,7 @@ class Session(Switching, Keeping):
         tensors: Mapping[str, Tensor],
         *,
         into: Mapping[str, Tensor] | None = None,
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         lr: float | None = None,
     ) -> dict[str, Tensor]:
         """Averages any of the tensors that were agreed on: one worker's -> the means. It ends no step: :meth:`advance` does.
@@ -191,7 +191,8 @@ class Session(Switching, Keeping):
                 together.
             into: where means are copied to, by name; it may be the tensors themselves. Other means are handed out where they
                 are, and stay valid until the next call.
-            scale: the factor that tensors come with and means leave with: memories are in units without it.
+            scale: the factor that tensors come with and means leave with: memories are in units without it. On an accelerator
+                it may be a 0-d float32 tensor, which the host does not read.
             lr: the learning rate that the means are applied with, the same on all ranks, for memories that follow it.
 
         Raises:
@@ -233,7 +234,7 @@ class Session(Switching, Keeping):
         tensors: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
         *,
-        scale: float = 1.0,
+        scale: float | Tensor = 1.0,
         lr: float | None = None,
         flags: Tensor | None = None,
     ) -> dict[str, Tensor]:
@@ -283,7 +284,7 @@ class Session(Switching, Keeping):
         groups: Sequence[Group],
         given: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
-        scale: float,
+        scale: float | Tensor,
         flags: Tensor | None,
     ) -> dict[str, Tensor]:
         return self._drive(self._exchanging(groups, given, into, scale, flags))
@@ -302,30 +303,30 @@ class Session(Switching, Keeping):
         groups: Sequence[Group],
         given: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
-        scale: float,
+        scale: float | Tensor,
         flags: Tensor | None,
     ) -> Exchange[dict[str, Tensor]]:
         worker = self.worker
         tensors = {group.name: group.join(given, worker.workspace) for group in groups}
         seen = worker.nonfinite_seen
-        if scale != 1.0:
-            for x in tensors.values():
-                x.mul_(1.0 / scale)
+        scaled = isinstance(scale, Tensor) or scale != 1.0
+        if scaled:
+            once = scale.double().reciprocal().float() if isinstance(scale, Tensor) else 1.0 / scale
+            torch._foreach_mul_(list(tensors.values()), once)
         try:
             outs = yield from worker.exchange(tensors, flags)
         finally:
             self.stats.nonfinite += worker.nonfinite_seen - seen
-        means = {}
+        means = dict[str, Tensor]()
         for group in groups:
             whole = outs[group.name].mean
-            parts = ((group.members[0], whole),) if len(group.members) == 1 else group.split(whole).items()
-            for name, mean in parts:
-                target = into.get(name)
-                if scale != 1.0:
-                    mean = torch.mul(mean, scale, out=target)
-                elif target is not None and target.data_ptr() != mean.data_ptr():
-                    target.copy_(mean)
-                means[name] = mean if target is None else target
+            means.update({group.members[0]: whole} if len(group.members) == 1 else group.split(whole))
+        if scaled:
+            _scale(means, into, scale)
+        for name in means.keys() & into.keys():
+            if into[name].data_ptr() != means[name].data_ptr():
+                into[name].copy_(means[name])
+            means[name] = into[name]
         if not capturing():
             self.replicas.note(means)
         worker.workspace.reset()  # what was taken stays readable until the next exchange
@@ -471,3 +472,12 @@ class Session(Switching, Keeping):
             raise self.error
         if self._closed:
             raise GraceError("this exchange is closed; begin another")
+
+
+def _scale(means: dict[str, Tensor], into: Mapping[str, Tensor], scale: float | Tensor) -> None:
+    """Multiplies means, of any shapes, where they are if their place is there; others may be somebody's memory."""
+    places = {name: name in into and into[name].data_ptr() == mean.data_ptr() for name, mean in means.items()}
+    if there := [means[name] for name, stays in places.items() if stays]:
+        torch._foreach_mul_(there, scale)
+    if names := [name for name, stays in places.items() if not stays]:
+        means.update(zip(names, torch._foreach_mul([means[name] for name in names], scale), strict=True))

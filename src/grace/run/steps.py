@@ -32,7 +32,7 @@ class Steps:
         self.session, self._counted = session, counted
         self._arrivals = Arrivals(session, absent)
         self._spoiled = False  # all ranks have found an inf or NaN, and skip the rest of the step
-        self.scale = 1.0
+        self.scale: float | Tensor = 1.0
         self.lr: float | None = None
         self.elastic: Elastic | None = None
 

@@ -27,7 +27,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,7 @@ _OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
 # torch 2.13 renamed these two, and warns about the old names
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_multiplied_sum: Callable[[float], Any] | None = getattr(dist, "_make_nccl_premul_sum", None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -229,10 +230,12 @@ class TorchDistributed:
         buf = op.buf.contiguous()
         if isinstance(op, AllReduce):
             out = buf if op.donate else buf.clone()
-            if op.op == "mean":
-                out.mul_(1 / self.world)  # as DistributedDataParallel does: before the sum, so that nothing overflows
             if self.world > 1 and out.numel():
-                dist.all_reduce(self._lend(out.view(-1)), _OPS[op.op], group=group)
+                if (how := self._reduction(op.op, buf.dtype)) is None:
+                    out.mul_(
+                        1 / self.world
+                    )  # as DistributedDataParallel does: before the sum, so that nothing overflows
+                dist.all_reduce(self._lend(out.view(-1)), how or _OPS[op.op], group=group)
             return out
         if self.world == 1 and not isinstance(op, Permute):
             if isinstance(op, AllGather):
@@ -251,15 +254,25 @@ class TorchDistributed:
             dist.all_to_all_single(self._lend(rows), self._lend(buf), group=group)
             return rows.amax(0)
         if isinstance(op, ReduceScatter):
-            rows = buf * (1 / self.world) if op.op == "mean" else buf
+            how = self._reduction(op.op, buf.dtype)
+            rows = buf * (1 / self.world) if how is None else buf
             out = buf.new_empty(buf.shape[1:])
-            _reduce_scatter(self._lend(out), self._lend(rows), _OPS[op.op], group=group)
+            _reduce_scatter(self._lend(out), self._lend(rows), how or _OPS[op.op], group=group)
             return out
         if isinstance(op, Broadcast):
             out = buf.clone() if self.rank == op.root else torch.empty_like(buf)
             dist.broadcast(self._lend(out), dist.get_global_rank(group, op.root), group=group)
             return out
         return self._permute(op, buf, group)
+
+    def _reduction(self, op: Literal["sum", "mean", "max"], dtype: torch.dtype) -> Any:
+        """The reduction of torch's: of a mean one that multiplies by 1/W as it reads, where NCCL has it for this dtype, which
+        saves a pass; None: who calls multiplies. Factors of narrower dtypes are rounded to them there, which 1/W need not be.
+        """
+        if op != "mean":
+            return _OPS[op]
+        exact = dtype in (torch.float32, torch.float64) and self._backend == "nccl"
+        return _multiplied_sum(1 / self.world) if exact and _multiplied_sum is not None else None
 
     def _permute(self, op: Permute, buf: Tensor, group: dist.ProcessGroup) -> Tensor:
         out = torch.zeros_like(buf)
@@ -332,10 +345,29 @@ def _make_group(group: Any, ranks: Sequence[int], which: str) -> Any:
     backend, timeout = dist.get_backend(group), _get_timeout(group)
     if backend == "nccl":
         warn_one_queue()
+    options = {"pg_options": _prefer(timeout)} if backend == "nccl" else {}
     with contextlib.nullcontext() if everyone else _named(f"grace_{'-'.join(map(str, ranks))}_{which}"):
         return dist.new_group(
-            list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"
+            list(ranks),
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=not everyone,
+            group_desc="grace",
+            **options,
         )
+
+
+def _prefer(timeout: Any) -> Any:
+    """Options of a group over NCCL whose stream has a high priority, as the lane's: others wait for what is exchanged; None
+    where torch has none.
+    """
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    if kind is None:
+        return None
+    options = kind.Options(is_high_priority_stream=True)
+    if timeout is not None:
+        options._timeout = timeout
+    return options
 
 
 @contextlib.contextmanager

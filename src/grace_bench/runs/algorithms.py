@@ -1,6 +1,8 @@
-"""Algorithms that exchange something else than the gradient of each step: outer loops, which exchange how far replicas have
-moved, and optimizers, which exchange momenta. They stand where a method's text does:
-``grace bench train --methods diloco:every=32,onebitadam:freeze_step=100,topk:ratio=0.01``.
+"""Algorithms that exchange something else than the mean gradient of each step: outer loops, which exchange how far replicas
+have moved, optimizers, which exchange momenta, and gossip, which averages parameters with those of neighbours.
+
+They stand where a method's text does:
+``grace bench train --methods diloco:every=32,onebitadam:freeze_step=100,choco:method=(topk:ratio=0.1),gamma=0.3,topk``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import grace
 from grace import optim
 from grace.adapters.outer.presets import PRESETS, OuterMethod, OuterSettings, read_outer
 from grace.errors import ConfigurationError
+from grace.gossip.settings import ALGORITHMS as GOSSIPS
+from grace.gossip.settings import read_gossip
 from grace.run.options import Options
 from grace_bench.runs.baselines import Counters, NoExchange, counters_of
 
@@ -165,9 +169,60 @@ class OptimizerRun(NoExchange):
         self._optimizer.close()
 
 
+class GossipAlgorithm(Algorithm):
+    """Gossip, by its algorithm."""
+
+    family = "gossip"
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        read_gossip(text)  # an error now
+
+    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
+        return GossipRun(model, self.text, seed)
+
+
+class GossipRun(NoExchange):
+    """A replica that is mixed with those of its neighbours. What is evaluated is the average of all, and at the end all
+    replicas become it; the bytes of both do not count.
+    """
+
+    def __init__(self, model: nn.Module, text: str, seed: int):
+        super().__init__(model)
+        self._text, self._seed = text, seed
+        self._aside = Counters(codec=0.0, codec_cpu=0.0, exchange=0.0)
+
+    def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        self._handle = grace.gossip(self.model, optimizer, self._text, seed=self._seed)
+        return optimizer
+
+    def count(self) -> Counters:
+        return counters_of(self._handle.stats) - self._aside
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        before = self.count()
+        with self._handle.averaged_model() as model:
+            self._leave_out(before)
+            yield model
+
+    def end(self) -> None:
+        before = self.count()
+        self._handle.average()
+        self._leave_out(before)
+
+    def _leave_out(self, before: Counters) -> None:
+        """What was counted since then does not belong to training."""
+        self._aside = counters_of(self._handle.stats) - before
+
+    def close(self) -> None:
+        self._handle.detach()
+
+
 ALGORITHMS: dict[str, Callable[[str], Algorithm]] = {
     **dict.fromkeys(PRESETS, OuterAlgorithm),
     **dict.fromkeys(optim.optimizers(), OptimizerAlgorithm),
+    **dict.fromkeys(GOSSIPS, GossipAlgorithm),
 }
 
 

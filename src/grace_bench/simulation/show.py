@@ -42,6 +42,27 @@ def view(document: dict[str, Any]) -> RenderableType:
     return Group(describe(document["setting"]), "", table, "", note)
 
 
+def view_decoupled(document: dict[str, Any]) -> RenderableType:
+    """The table of learners that wait for nobody, beside those who do."""
+    setting = document["setting"]
+    deaths = f"one dies every {setting['kill_every']:g} s and is back after {setting['repair']:g} s"
+    about = (
+        f"{setting['workers']:,} workers, {setting['slow']:.0%} of them at half speed; "
+        f"{deaths if setting['kill_every'] else 'nobody dies'}; {setting['steps']:,} steps of {setting['step_time']:g} s; "
+        f"learners: every {setting['every']} steps, {setting['fragments']} fragments, quorum {setting['quorum']}"
+    )
+    headings = ["training", "method", "loss", "accuracy", "goodput", "who never dies", "stopped", "sent, all", "merges"]
+    table = plain_table(None, headings)
+    for row in document["rows"]:
+        ends = ("diverged", "-") if row["loss"] is None else (f"{row['loss']:.4f}", f"{row['accuracy']:.1%}")
+        survivors = "-" if row["survivors"] is None else f"{row['survivors']:.1%}"
+        merges = "-" if row["merges"] is None else str(row["merges"])
+        shares = f"{row['goodput']:.1%}", survivors, f"{row['stopped']:.0f} s"
+        table.add_row(row["kind"], row["method"], *ends, *shares, amount(row["sent"]), merges)
+    note = "goodput: share of all workers' time in steps that count; stopped: nobody trained; loss of the merged parameters"
+    return Group(about, "", table, "", note)
+
+
 def draw(document: dict[str, Any], out: Path) -> list[Path]:
     """Writes ``out``, an .svg, and a .png beside it.
 

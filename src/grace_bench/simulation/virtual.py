@@ -143,14 +143,15 @@ class Process:
         seconds: of a step.
         plan, tokens: the learner's.
         keep_every: steps from one checkpoint to the next; 0: none.
+        patience: seconds to wait for the merged parameters before the first step.
     """
 
     def __init__(
         self, world: World, name: str, make: Callable[[], dict[str, Tensor]], train: Train, *, seconds: float, plan: Plan,
-        tokens: int = 1, keep_every: int = 0,
+        tokens: int = 1, keep_every: int = 0, patience: float = 0.0,
     ):  # fmt: skip
         self.world, self.name, self.seconds, self._train, self._make = world, name, seconds, train, make
-        self._plan, self._tokens, self._keep_every = plan, tokens, keep_every
+        self._plan, self._tokens, self._keep_every, self._patience = plan, tokens, keep_every, patience
         self.generation = 0  # of the process
         self.alive = self.busy = False
         self.link: int | None = None
@@ -171,8 +172,9 @@ class Process:
         if self.kept is not None:
             self.learner.load_state_dict(self.kept)
         self.alive, self.busy = True, False
+        self._going = False
         self.connect()
-        self._schedule()
+        self.world.at(self.world.now + self._patience, self.still(self._go), _STEP)
 
     def new_learner(self) -> Learner:
         """The protocol of this process."""
@@ -208,6 +210,13 @@ class Process:
                 self.refused = RuntimeError(message.reason)
                 return
             self.world.to_syncer(self, self.learner.receive(message, self.seconds))
+        if self.learner.synchronized:
+            self._go()
+
+    def _go(self) -> None:
+        if not self._going:
+            self._going = True
+            self._schedule()
 
     def _schedule(self) -> None:
         self.world.at(self.world.now, self.still(self._begin), _STEP)

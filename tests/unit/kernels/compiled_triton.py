@@ -26,7 +26,11 @@ from triton.compiler import ASTSource
 import grace.kernels
 from tests.unit.kernels.launched import EITHER, NUMBER, OPTIONS, WORD, Way, cover, read
 
-TARGET = GPUTarget("cuda", 90, 32)
+# H100 and H200; A100, RTX 40 and L4, B200: bits may not depend on which it is. With "first" the others get some kernels.
+TESTED, OTHERS = "90", ("80", "89", "100")
+SOME = 16  # of so many kernels each other architecture gets one
+# Kernels that do nothing but move numbers: each thread reads and writes more than one at a time.
+MOVING, WIDE = r"kernels\.staging\._(?!clear)", r"(?:ld|st)\.global\S*\.v[24]\."
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
 FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"
 # ptxas 12.8 adds 0 instead of a constant to pairs of 16 bits, if only one of the two sums is used: nobody adds 0 on purpose.
@@ -59,6 +63,7 @@ def kernels() -> dict[str, Any]:
 
 def compiled(
     kernel: Any, way: Way, *, fused: bool = False, numbers: str = "i64", ones: tuple[str, ...] = (), even: bool = False,
+    architecture: str = TESTED,
 ) -> Any:  # fmt: skip
     """The kernel. ``numbers``: the type of integers; with i32 tensors begin at multiples of 16 bytes, as they do in a launch.
     ones: of the integers those that are 1, and ``even``: whether all are multiples of 16, which the compiler then knows
@@ -77,7 +82,8 @@ def compiled(
     ]  # fmt: skip
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in known}
     source = ASTSource(kernel, signature, places, attributes)
-    return triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options})
+    target = GPUTarget("cuda", int(architecture), 32)
+    return triton.compile(source, target=target, options={"enable_fp_fusion": fused, **options})
 
 
 def assemble_what_may_be_lost() -> None:
@@ -136,13 +142,15 @@ def main() -> None:
     product and a lost summand.
 
     With the argument "first" each kernel is compiled in the first of its ways only, and few are assembled; with "ones" in
-    ways that have all that any argument is, with 32-bit integers, each of which is 1 in turn.
+    ways that have all that any argument is, with 32-bit integers, each of which is 1 in turn; with an architecture in such
+    ways for that one.
     """
     there, known, how = kernels(), read(), sys.argv[1:]
-    if how == ["first"]:
+    other = next((architecture for architecture in OTHERS if how == [architecture]), None)
+    if how == ["first"] or other:
         assemble_what_may_be_lost()
     wrong: dict[str, list[str]] = {}
-    for name in there.keys() & known.ways.keys():
+    for number, name in enumerate(sorted(there.keys() & known.ways.keys())):
         kernel, ways = there[name], [way for way, _ in known.ways[name]]
         ways = [*(placed(way, True) for way in ways), placed(ways[0], False)]
         if how == ["ones"]:
@@ -153,8 +161,16 @@ def main() -> None:
                 for even in ((False,) if ones else (False, True))
                 for hit in faults(compiled(kernel, way, numbers="i32", ones=ones, even=even))
             }
+        elif other:
+            some = [placed(way, True) for way in cover((way for way, _ in known.ways[name]), pairs=False)]
+            hits = {hit for way in some for hit in faults(compiled(kernel, way, architecture=other))}
         else:
-            hits = {hit for way in (ways[:1] if how else ways) for hit in faults(compiled(kernel, way))}
+            codes = [compiled(kernel, way) for way in (ways[:1] if how else ways)]
+            if how and number % SOME < len(OTHERS):
+                codes.append(compiled(kernel, ways[0], architecture=OTHERS[number % SOME]))
+            hits = {hit for code in codes for hit in faults(code)}
+            if re.match(MOVING, name) and not re.search(WIDE, compiled(kernel, ways[0], numbers="i32").asm["ptx"]):
+                hits.add("one number at a time")
         if hits:
             wrong[name] = sorted(hits)
     sum_of_two = (("out", "*fp32"), ("x", "*fp32"), ("scale", "fp32"), ("n", NUMBER), ("BFLOAT16", 0), ("TILE", 1024))

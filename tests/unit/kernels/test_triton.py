@@ -423,7 +423,9 @@ def compile_all(folder: Path, *how: str, seconds: float = PATIENCE) -> None:
 
 
 def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> None:
-    """Its "fused products" are those of a kernel that is compiled with fusing, to see that they would be found."""
+    """Its "fused products" are those of a kernel that is compiled with fusing, to see that they would be found. Each kernel
+    is compiled for one architecture, and some for others.
+    """
     compile_all(tmp_path, "first")
 
 
@@ -431,6 +433,14 @@ def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> 
 @pytest.mark.timeout(3600)  # a thousand compilations
 def test_the_compiler_takes_every_kernel_in_all_ways(tmp_path: Path) -> None:
     compile_all(tmp_path, seconds=3600)
+
+
+@pytest.mark.night("fused products")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("architecture", ["80", "89", "100"])
+def test_bits_do_not_depend_on_the_architecture(architecture: str, tmp_path: Path) -> None:
+    """Every kernel, in ways that have all that any argument is."""
+    compile_all(tmp_path, architecture, seconds=3600)
 
 
 @pytest.mark.night("fused products")

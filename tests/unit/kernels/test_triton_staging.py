@@ -212,7 +212,7 @@ def _rounded_down(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _as_it_is(x, i, inside, number):  # type: ignore[no-untyped-def]
+def _as_it_is(x, i, inside, number, full=False):  # type: ignore[no-untyped-def]
     tl.store(x + i, (number.to(tl.int32, bitcast=True) >> 16).to(tl.int16), inside)
     return number
 

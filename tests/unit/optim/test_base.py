@@ -16,6 +16,7 @@ from grace.errors import (
     GraceError,
     InputError,
     NonFiniteError,
+    ReplicasDifferError,
     StateError,
     UnknownNameError,
 )
@@ -53,7 +54,7 @@ def start(text: str, world: int = 2, **knobs: Any) -> Workers:
 
 @pytest.mark.parametrize("text", LEARNING)
 def test_replicas_stay_equal_and_learn(text: str) -> None:
-    workers = Workers(parse(text), 3, small)
+    workers = Workers(parse(text), 3, small, options=Options(check_replicas_every=3))  # which finds nothing
     before = float(loss_of(workers.models[0], 99, 0, 200).detach())
     workers.train(range(61))
     assert workers.replicas_equal()
@@ -121,6 +122,17 @@ def test_a_step_that_is_not_finite_can_be_an_error() -> None:
             workers.step([[torch.full_like(p, torch.inf) if not n else p.grad for n, p in enumerate(model.parameters())]
                           for model in workers.models])  # fmt: skip
     assert workers.optimizers[0].steps == 4
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_replicas_that_differ_are_found(text: str) -> None:
+    workers = start(text, options=Options(check_replicas_every=2))
+    workers.train(range(4))
+    name = "exp_avg_sq" if text.startswith("zero") else ""  # parameters are made anew from what is averaged
+    held = workers.optimizers[1].state[workers.models[1].get_parameter("2.bias")]
+    (held[name] if name else workers.models[1].get_parameter("2.bias").detach())[0] += 0.5
+    with pytest.raises(ReplicasDifferError, match="the parameters of rank 1"):
+        workers.train(range(4, 10))
 
 
 # ---- other numbers of workers ---------------------------------------------------------------------------------------

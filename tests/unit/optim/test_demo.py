@@ -97,6 +97,12 @@ def test_something_else_is_caught(mutant: type[DeMo]) -> None:
         by_hand(mutant)
 
 
+def test_a_parameter_without_numbers_is_taken() -> None:
+    workers = Workers(DeMo, 2, lambda: Point(0, 64))
+    workers.step([[torch.zeros(0, 64)] for _ in range(2)])
+    assert workers.optimizers[0].steps == 1
+
+
 def test_bytes_are_values_and_packed_places() -> None:
     workers = Workers(DeMo, 2, lambda: Point(128, 128))
     workers.step([[torch.randn(128, 128)] for _ in range(2)])

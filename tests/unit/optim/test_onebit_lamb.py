@@ -20,10 +20,10 @@ from tests.unit.optim.workers import ROWS, UNUSED, Workers, everything, flat, lo
 def test_the_numbers_of_a_hand() -> None:
     factor = ratio(torch.tensor([4.0, 1.0]), torch.tensor([1.0, 4.0]), 0.0)
     assert factor == 2.0
-    assert limit(factor, 1.0) == pytest.approx(1.1)
-    assert limit(5.0, 3.9) == 4.0
-    assert limit(0.1, 0.52) == 0.5
-    assert ratio(torch.zeros(2), torch.ones(2), 0.0) == 1.0
+    limits = [(float(factor), 1.0, 1.1), (5.0, 3.9, 4.0), (0.1, 0.52, 0.5), (0.1, 1.0, 0.9)]
+    for new, last, limited in limits:
+        assert float(limit(torch.tensor(new), torch.tensor(last))) == pytest.approx(limited)
+    assert ratio(torch.zeros(2), torch.ones(2), 0.0) == ratio(torch.zeros(0), torch.zeros(0), 0.0) == 1.0
 
 
 class Unlimited(OneBitLamb):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import grace
 from grace.collectives import AllReduce, Exchange
@@ -93,6 +95,35 @@ def test_scale_and_learning_rate_are_of_one_exchange() -> None:
     assert session.worker.state.debts()["a"].tolist() == [0, 0, 2, 1, 0, 0, 0, 0], "in units without the scale"
     means = session.exchange({"a": torch.zeros(8)}, lr=0.5)
     assert means["a"].tolist() == [0, 0, 4, 2, 0, 0, 0, 0], "owed at a rate of 1, applied at a half"
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Counts products, and questions to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func._schema.name.rpartition("::")[2]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["in place", "apart"])
+def test_a_scale_takes_one_operation_for_all_tensors_and_is_not_read(given: bool) -> None:
+    """A scale that lies on the device gives the bits of the number, also where it is no power of two."""
+    xs = {name: torch.randn(8) for name in NAMES}
+    seen = []
+    for scale in (1000.0, torch.tensor(1000.0)):
+        session, own = begin(Loopback()), {name: x.clone() for name, x in xs.items()}
+        with Operations() as operations:
+            means = session.exchange(own, into=own if given else None, scale=scale)
+        seen.append((means, operations.counts["_local_scalar_dense"]))
+        products = {name: count for name, count in operations.counts.items() if "mul" in name}
+        assert products == ({"_foreach_mul_": 2} if given else {"_foreach_mul_": 1, "_foreach_mul": 1})
+    (number, reads), (tensor, others) = seen
+    assert reads == others
+    assert all(torch.equal(number[name], tensor[name]) for name in NAMES)
 
 
 def average(x: Tensor) -> Exchange[Tensor]:

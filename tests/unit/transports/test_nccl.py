@@ -4,12 +4,14 @@ calls.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Permute, ReduceScatter
@@ -159,3 +161,73 @@ def test_a_second_communicator_on_one_queue_is_warned_of(
             assert torch_distributed._make_group(None, [0], "model") == "made"
     else:
         assert torch_distributed._make_group(None, [0], "model") == "made"
+
+
+class Group:
+    """Stands in for torch's ProcessGroupNCCL."""
+
+    class Options:
+        def __init__(self, is_high_priority_stream: bool = False):
+            self.is_high_priority_stream, self._timeout = is_high_priority_stream, timedelta(minutes=10)
+
+
+@pytest.mark.parametrize("seconds", [None, 7])
+def test_streams_of_nccl_have_a_high_priority(seconds: int | None, monkeypatch: pytest.MonkeyPatch):
+    asked: list[dict[str, Any]] = []
+    timeout = None if seconds is None else timedelta(seconds=seconds)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "new_group", lambda *args, **kwargs: asked.append(kwargs))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(torch_distributed, "_get_timeout", lambda group: timeout)
+    for backend in ("nccl", "gloo"):
+        monkeypatch.setattr(dist, "get_backend", lambda group, backend=backend: backend)
+        torch_distributed._make_group(None, [0], "model")
+    options = asked[0]["pg_options"]
+    assert options.is_high_priority_stream
+    assert options._timeout == (timeout or timedelta(minutes=10)), "torch warns of another one"
+    assert "pg_options" not in asked[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_it", [True, False])
+def test_a_mean_is_multiplied_by_nccl_where_it_rounds_alike(
+    has_it: bool, dtype: torch.dtype, transport: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Otherwise the factor goes before the sum here: three ranks that give the same."""
+    calls: list[Any] = []
+
+    def reduce(x: Tensor, op: Any) -> None:
+        calls.append(op)
+        x.mul_(3 * (op if isinstance(op, float) else 1))
+
+    monkeypatch.setattr(torch_distributed, "_multiplied_sum", (lambda factor: factor) if has_it else None)
+    monkeypatch.setattr(dist, "all_reduce", lambda x, op, group: reduce(x, op))
+    monkeypatch.setattr(
+        torch_distributed, "_reduce_scatter", lambda out, rows, op, group: reduce(out.copy_(rows[: len(out)]), op)
+    )
+    x = torch.arange(6, dtype=dtype).view(3, 2)
+    torch.testing.assert_close(transport.run(AllReduce(x, "mean")), x)
+    torch.testing.assert_close(transport.run(ReduceScatter(x, "mean")), x[0])
+    torch.testing.assert_close(transport.run(AllReduce(x, "sum")), 3 * x)
+    nccls = has_it and dtype in (torch.float32, torch.float64)
+    assert calls == [1 / 3 if nccls else dist.ReduceOp.SUM] * 2 + [dist.ReduceOp.SUM]
+
+
+def test_a_worker_alone_multiplies_nothing(transport: Any):
+    transport.world, transport._backend = 1, "gloo"
+    with Operations() as operations:
+        x = torch.ones(3)
+        assert transport.run(AllReduce(x, "mean", donate=True)).data_ptr() == x.data_ptr()
+    assert not any("mul" in name for name in operations.names)
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""One exchange of pseudo-gradients, from its start to the step that applies it."""
+"""An exchange of pseudo-gradients, from its start to the step that applies it."""
 
 from __future__ import annotations
 

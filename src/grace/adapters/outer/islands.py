@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.trained import is_split
+from grace.adapters.wrappers import find_exchanging
 from grace.errors import ConfigurationError
 from grace.transports.agreement import SECONDS
 from grace.transports.torch_distributed import TorchDistributed
@@ -79,3 +80,10 @@ def any_within(island: dist.ProcessGroup, here: bool, device: torch.device) -> b
     flag = torch.tensor(int(here), dtype=torch.int32, device=device)
     dist.all_reduce(flag, dist.ReduceOp.MAX, group=island)
     return bool(flag)
+
+
+def reshard(model: nn.Module) -> None:
+    """Drops parameters that a forward pass alone has gathered: the next one gathers what the shards hold then."""
+    for module in model.modules():
+        if find_exchanging(module) == "FSDPModule":
+            module.reshard()  # type: ignore[operator]

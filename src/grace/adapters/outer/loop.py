@@ -326,9 +326,7 @@ class OuterLoop(Resuming):
         try:
             yield self._model
         finally:
-            with torch.no_grad():
-                for name, p in self._parts.items():
-                    p.copy_(own[name])
+            self._overwrite(own)
 
     def switch(self, method: OuterMethod) -> None:
         """Uses another method or policy from the next exchange on; see :meth:`grace.adapters.choosing.Choosing.switch`."""

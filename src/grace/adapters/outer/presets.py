@@ -21,7 +21,7 @@ OuterMethod = Policy | Method[Any] | Auto | Adaptive | str
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """When the ranks exchange how far they have moved, and how the outer optimizer applies the mean.
+    """Schedule of the exchanges, and settings of the outer optimizer, which applies the means.
 
     Args:
         every: H, inner steps from one exchange of a tensor to the next, >= 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from grace.adapters.choosing import Choosing
 from grace.adapters.outer.flight import Flight
 from grace.adapters.outer.fragments import Fragments
+from grace.adapters.outer.islands import reshard
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.outer.saved import ShardedWindowCheckpoint, WindowCheckpoint, complete, read_window
 from grace.adapters.outer.state import OuterState
@@ -31,6 +32,7 @@ class Resuming(Choosing):
     """The part of an outer loop that knows where it is, saves that, and goes on from there. To derive from."""
 
     settings: OuterSettings
+    _model: nn.Module
     _parameters: dict[str, nn.Parameter]
     _state: OuterState
     _fragments: Fragments
@@ -81,6 +83,16 @@ class Resuming(Choosing):
     def _write_theta(self) -> None:
         for name, p in self._parts.items():
             self._state.write(name, p)
+        if self._island is not None:
+            reshard(self._model)
+
+    @torch.no_grad()
+    def _overwrite(self, replica: Mapping[str, Tensor]) -> None:
+        """Puts these in place of the parameters of this rank."""
+        for name, p in self._parts.items():
+            p.copy_(replica[name])
+        if self._island is not None:
+            reshard(self._model)
 
     def state_dict(self) -> dict[str, Any]:
         """State that the next step depends on, except the optimizer's state; also within a window, where it includes
@@ -124,8 +136,7 @@ class Resuming(Choosing):
         for held, kept in ((self._state.theta, "reference"), (self._state.momentum, "momentum")):
             for name, x in held.items():
                 x.copy_(saved[kept][name])
-        for name, p in self._parts.items():
-            p.copy_((saved["local"] or saved["reference"])[name])
+        self._overwrite(saved["local"] or saved["reference"])
         self._flight = None
         if flight := saved["flight"]:
             means = {name: x.to(self._session.like[name].device) for name, x in flight["means"].items()}

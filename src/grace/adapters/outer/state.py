@@ -51,7 +51,7 @@ class OuterState:
         return torch.sub(start, p, out=out)
 
     def step(self, name: str, d: Tensor) -> bool:
-        """One step of the outer optimizer, SGD as torch has it, with d, the mean pseudo-gradient, of any shape:
+        """Makes a step of the outer optimizer, SGD as torch has it, with d, the mean pseudo-gradient, of any shape:
 
         ``b = momentum b + d;  theta -= lr (d + momentum b)``, without Nesterov's ``theta -= lr b``.
 

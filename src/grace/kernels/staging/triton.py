@@ -9,7 +9,16 @@ from torch import Tensor
 from grace.compute.launching import TILE, launch
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.tiles.triton import left_of
 from grace.kernels.triton import add_product, load_number, load_sum, load_tile, magnitude, mark_if, store_tile
+
+
+@triton.jit
+def _lanes(tile, n, TILE: tl.constexpr):
+    """(int64: the first number of a tile; int32: its lanes; which of them are inside, whether all are)"""
+    first, lane = tile * TILE, tl.arange(0, TILE)
+    left = left_of(n, first, TILE)
+    return first, lane, lane < left, left == TILE
 
 
 @triton.jit
@@ -18,13 +27,14 @@ def _pad(table, programs, like, rooms, HAS_MEMORY: tl.constexpr, EVEN: tl.conste
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
     _place, m = wire_of(rooms, task)
-    i = tile * TILE + tl.arange(0, TILE)
+    first, lane, inside, full = _lanes(tile, n, TILE)
+    _first, _lane, there, entire = _lanes(tile, m, TILE)
     x, _start = numbers_of(table, task, like, EVEN)
     room, _start = numbers_of(rooms, task, like, EVEN)
-    tl.store(room + i, tl.load(x + i, i < n, 0), i < m)
+    store_tile(room + first + lane, load_tile(x + first + lane, inside, full), there, entire)
     if HAS_MEMORY:
-        e = tl.load(tensor_of(table, task, 1, EVEN) + i, i < n, 0.0)
-        tl.store(tensor_of(rooms, task, 1, EVEN) + i, e, i < m)
+        e = load_tile(tensor_of(table, task, 1, EVEN) + first + lane, inside, full)
+        store_tile(tensor_of(rooms, task, 1, EVEN) + first + lane, e, there, entire)
 
 
 @triton.jit
@@ -32,9 +42,9 @@ def _sum(table, programs, like, HAS_MEMORY: tl.constexpr, EVEN: tl.constexpr, TI
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
-    total = load_sum(x, tensor_of(table, task, 1, EVEN), i, i < n, HAS_MEMORY)
-    tl.store(tensor_of(table, task, 2, EVEN) + i, total, i < n)
+    first, lane, inside, full = _lanes(tile, n, TILE)
+    total = load_sum(x + first, tensor_of(table, task, 1, EVEN) + first, lane, inside, HAS_MEMORY, full)
+    store_tile(tensor_of(table, task, 2, EVEN) + first + lane, total, inside, full)
 
 
 @triton.jit(do_not_specialize=["share"])
@@ -42,27 +52,27 @@ def _weigh(table, programs, like, weights, share, ONCE: tl.constexpr, EVEN: tl.c
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
-    inside, full = i < n, (tile + 1) * TILE <= n
-    part = load_number(x, i, inside, full) * share
+    first, lane, inside, full = _lanes(tile, n, TILE)
+    part = load_number(x + first, lane, inside, full) * share
     if like.dtype.element_ty == tl.int16:
         part = (_bfloat16_word(part) << 16).to(tl.float32, bitcast=True)
     else:
         part = part.to(like.dtype.element_ty).to(tl.float32)
-    e = load_tile(tensor_of(table, task, 1, EVEN) + i, inside, full)
+    e = load_tile(tensor_of(table, task, 1, EVEN) + first + lane, inside, full)
     if ONCE:
         total = add_product(part, tl.load(weights + task), e)
     else:
         total = part + tl.load(weights + task) * e
-    store_tile(tensor_of(table, task, 2, EVEN) + i, total, inside, full)
+    store_tile(tensor_of(table, task, 2, EVEN) + first + lane, total, inside, full)
 
 
 @triton.jit
 def _fetch(table, programs, rooms, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
-    tl.store(tensor_of(table, task, 0, EVEN) + i, tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0), i < n)
+    first, lane, inside, full = _lanes(tile, n, TILE)
+    number = load_tile(tensor_of(rooms, task, 0, EVEN) + first + lane, inside, full)
+    store_tile(tensor_of(table, task, 0, EVEN) + first + lane, number, inside, full)
 
 
 @triton.jit
@@ -81,8 +91,8 @@ def _look(table, programs, like, marks, LEAST: tl.constexpr, EVEN: tl.constexpr,
     task, tile = tile_of(programs)
     x, _start = numbers_of(table, task, like, EVEN)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
-    mark_if(marks + task, magnitude(load_number(x, i, i < n)) >= LEAST)
+    first, lane, inside, full = _lanes(tile, n, TILE)
+    mark_if(marks + task, magnitude(load_number(x + first, lane, inside, full)) >= LEAST)
 
 
 @triton.jit
@@ -94,16 +104,16 @@ def _bfloat16_word(number):
 
 
 @triton.jit
-def store_rounded(x, i, inside, number):
+def store_rounded(x, i, inside, number, full=False):
     """Stores numbers as x's type, float16 or words of bfloat16, to nearest and even. float32: what they are then."""
     if x.dtype.element_ty == tl.int16:
         word = _bfloat16_word(number)
         rounded = (word << 16).to(tl.float32, bitcast=True)
-        tl.store(x + i, word.to(tl.int16), inside)
+        store_tile(x + i, word.to(tl.int16), inside, full)
     else:
         narrow = number.to(x.dtype.element_ty)
         rounded = narrow.to(tl.float32)
-        tl.store(x + i, narrow, inside)
+        store_tile(x + i, narrow, inside, full)
     return rounded
 
 
@@ -114,44 +124,45 @@ def _scale(table, programs, like, factors, EVEN: tl.constexpr, TILE: tl.constexp
     if factor != 1:
         x, _start = numbers_of(table, task, like, EVEN)
         _place, n = wire_of(table, task)
-        i = tile * TILE + tl.arange(0, TILE)
-        store_rounded(x, i, i < n, load_number(x, i, i < n) * factor)
+        first, lane, inside, full = _lanes(tile, n, TILE)
+        number = load_number(x + first, lane, inside, full) * factor
+        store_rounded(x + first, lane, inside, number, full)
 
 
 @triton.jit
 def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
+    first, lane, inside, full = _lanes(tile, n, TILE)
     x, _start = numbers_of(table, task, like, EVEN)
-    mean = tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0)
-    rounded = store_rounded(x, i, i < n, mean)
+    mean = load_tile(tensor_of(rooms, task, 0, EVEN) + first + lane, inside, full)
+    rounded = store_rounded(x + first, lane, inside, mean, full)
     mark_if(marks + task, (magnitude(rounded) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
     if HAS_REST:
-        rest = tensor_of(table, task, 2, EVEN) + i
-        tl.store(rest, tl.load(rest, i < n, 0.0) + (mean - rounded), i < n)
+        rest = tensor_of(table, task, 2, EVEN) + first + lane
+        store_tile(rest, load_tile(rest, inside, full) + (mean - rounded), inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _round(table, programs, like, rounded, marks, weight, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
+    first, lane, inside, full = _lanes(tile, n, TILE)
     wire, _start = numbers_of(rounded, task, like, EVEN)
-    product = tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0) * weight
+    product = load_tile(tensor_of(table, task, 0, EVEN) + first + lane, inside, full) * weight
     mark_if(marks + task, magnitude(product) >= 0x7F800000)
-    store_rounded(wire, i, i < n, product)
+    store_rounded(wire + first, lane, inside, product, full)
 
 
 @triton.jit
 def _widen(table, programs, like, rounded, marks, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    i = tile * TILE + tl.arange(0, TILE)
+    first, lane, inside, full = _lanes(tile, n, TILE)
     wire, _start = numbers_of(rounded, task, like, EVEN)
-    number = load_number(wire, i, i < n)
+    number = load_number(wire + first, lane, inside, full)
     mark_if(marks + task, magnitude(number) >= 0x7F800000)
-    tl.store(tensor_of(table, task, 0, EVEN) + i, tl.where(number == 0, 0.0, number), i < n)
+    store_tile(tensor_of(table, task, 0, EVEN) + first + lane, tl.where(number == 0, 0.0, number), inside, full)
 
 
 def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:

@@ -63,19 +63,19 @@ def looped(steps: int, method: Any = "none", **knobs: Any) -> list[Tensor]:
     """theta after each step of a loop between two ranks, on which it is the same."""
 
     def job(network: Any, rank: int) -> list[Tensor]:
-        one, thetas = Rank(network, rank, method, **knobs), []
+        worker, thetas = Rank(network, rank, method, **knobs), []
         for step in range(steps):
-            one.train(step, step + 1)
-            thetas.append(one.theta)
+            worker.train(step, step + 1)
+            thetas.append(worker.theta)
         return thetas
 
-    one, other = on_ranks(W, job)
-    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
-    return one  # type: ignore[no-any-return]
+    first, other = on_ranks(W, job)
+    assert all(torch.equal(x, y) for x, y in zip(first, other, strict=True))
+    return first  # type: ignore[no-any-return]
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+def same(first: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(first, other, strict=True))
 
 
 def test_the_outer_optimizer_is_torchs_sgd_to_the_bit() -> None:
@@ -174,20 +174,38 @@ PRESETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", PRESETS.values(), ids=PRESETS)
-def test_theta_is_the_same_on_all_ranks_after_each_step(text: str) -> None:
+def is_shared(text: str) -> bool:
+    """True if theta is the same on three ranks after each step, and so are the replicas at the end."""
+
     def job(network: Any, rank: int) -> list[Tensor]:
-        one, thetas = Rank(network, rank, text, check=True), []
+        worker, thetas = Rank(network, rank, text, check=True), []
         for step in range(10):
-            one.train(step, step + 1)
-            thetas.append(one.theta)
-        assert not torch.equal(thetas[0] * 0 + thetas[-1], thetas[0])
-        one.loop.sync()
-        assert one.loop.synchronized
-        return [*thetas, one.own]
+            worker.train(step, step + 1)
+            thetas.append(worker.theta)
+        assert not torch.equal(thetas[-1], thetas[0])
+        worker.loop.sync()
+        assert worker.loop.synchronized
+        return [*thetas, worker.own]
 
     first, *others = on_ranks(3, job)
-    assert all(same(first, other) for other in others)
+    return all(same(first, other) for other in others)
+
+
+@pytest.mark.parametrize("text", PRESETS.values(), ids=PRESETS)
+def test_theta_is_the_same_on_all_ranks_after_each_step(text: str) -> None:
+    assert is_shared(text)
+
+
+def test_that_finds_a_rank_that_applies_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = OuterLoop._exchange
+
+    def own(loop: OuterLoop, deltas: dict[str, Tensor]) -> Any:
+        copies = {name: x.clone() for name, x in deltas.items()}
+        means = exchange(loop, deltas)
+        return copies if loop.rank == 2 else means
+
+    monkeypatch.setattr(OuterLoop, "_exchange", own)
+    assert not is_shared(PRESETS["diloco"])
 
 
 def stopped(method: Any, stop: int, **knobs: Any) -> tuple[Tensor, Tensor]:
@@ -198,11 +216,11 @@ def stopped(method: Any, stop: int, **knobs: Any) -> tuple[Tensor, Tensor]:
         straight.train(16)
         ends = [straight.own, straight.theta]
         straight.loop.detach()
-        one = Rank(network, rank, method, **knobs)
-        one.train(stop)
+        worker = Rank(network, rank, method, **knobs)
+        worker.train(stop)
         file = io.BytesIO()
-        torch.save({"inner": one.inner.state_dict(), "loop": one.loop.state_dict()}, file)
-        one.loop.detach()
+        torch.save({"inner": worker.inner.state_dict(), "loop": worker.loop.state_dict()}, file)
+        worker.loop.detach()
         file.seek(0)
         saved = torch.load(file, weights_only=True)
         assert bool(saved["loop"]["flight"]) == (stop in (6, 7))
@@ -268,9 +286,9 @@ def lost(method: Any, monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(OuterState, "step", seen_step)
 
     def job(network: Any, rank: int) -> tuple[int, dict[str, Tensor]]:
-        one = Rank(network, rank, method, **STREAMING)
-        one.train(4 * 6)
-        return id(one.loop._state), one.loop._session.worker.state.debts()
+        worker = Rank(network, rank, method, **STREAMING)
+        worker.train(4 * 6)
+        return id(worker.loop._state), worker.loop._session.worker.state.debts()
 
     ends = on_ranks(W, job)
     worst = total = 0.0
@@ -297,7 +315,7 @@ class Parts(torch.nn.Module):
 
 
 def distance(text: str, steps: int = 400) -> float:
-    """How far theta is from the optimum of the mean of two quadratics, of whose optima each rank knows its own; 1 at the
+    """The distance of theta from the optimum of the mean of two quadratics, of whose optima each rank knows its own; 1 at the
     start.
     """
     draw = torch.Generator().manual_seed(5)

@@ -27,25 +27,25 @@ def poisoned(text: str) -> list[Any]:
     """A parameter of rank 1 becomes NaN in step 5 of 24."""
 
     def job(network: Any, rank: int) -> tuple[int, list[Tensor], Tensor, dict[str, Tensor]]:
-        one, thetas = Rank(network, rank, ALL, preset=text), []
+        worker, thetas = Rank(network, rank, ALL, preset=text), []
         for step in range(24):
-            one.train(step, step + 1)
+            worker.train(step, step + 1)
             if rank == 1 and step == 4:
-                one.net[0].weight.data[0, 0] = float("nan")
-            thetas.append(one.theta)
-        return one.loop.stats.nonfinite, thetas, one.own, one.loop._session.worker.state.debts()
+                worker.net[0].weight.data[0, 0] = float("nan")
+            thetas.append(worker.theta)
+        return worker.loop.stats.nonfinite, thetas, worker.own, worker.loop._session.worker.state.debts()
 
     return on_ranks(2, job)
 
 
 @pytest.mark.parametrize("text", ["diloco:every=6", "diloco:every=6,delay=2,alpha=0.5", STREAMING])
 def test_a_window_that_is_not_finite_is_dropped_by_all(text: str) -> None:
-    one, other = poisoned(text)
-    assert one[0] == other[0] > 0
-    assert all(torch.equal(x, y) for x, y in zip(one[1], other[1], strict=True))
-    assert all(bool(x.isfinite().all()) for x in one[1])
-    assert not torch.equal(one[1][-1], one[1][-7]), "it goes on"
-    for _, _, own, debts in (one, other):
+    first, other = poisoned(text)
+    assert first[0] == other[0] > 0
+    assert all(torch.equal(x, y) for x, y in zip(first[1], other[1], strict=True))
+    assert all(bool(x.isfinite().all()) for x in first[1])
+    assert not torch.equal(first[1][-1], first[1][-7]), "it goes on"
+    for _, _, own, debts in (first, other):
         assert bool(own.isfinite().all())
         assert all(bool(x.isfinite().all()) for x in debts.values())
 
@@ -60,48 +60,64 @@ def test_that_finds_replicas_of_which_only_one_fragment_returns(monkeypatch: pyt
 # ---- within and between windows -------------------------------------------------------------------------------------
 def test_the_model_is_handed_out_where_it_is_the_same_everywhere() -> None:
     def job(network: Any, rank: int) -> Tensor:
-        one = Rank(network, rank, "none", preset=STREAMING)
-        loop = one.loop
-        assert loop.model is one.net
-        one.train(6)
+        worker = Rank(network, rank, "none", preset=STREAMING)
+        loop = worker.loop
+        assert loop.model is worker.net
+        worker.train(6)
         with pytest.raises(StateError, match=r"step 0 of a window of 6; call handle\.sync\(\)"):
             _ = loop.model
-        own = one.own
+        own = worker.own
         with contextlib.suppress(KeyError), loop.shared_model() as net:
-            assert net is one.net
+            assert net is worker.net
             assert not torch.equal(flat(net.parameters()), own)
             raise KeyError("in an evaluation")
-        assert torch.equal(one.own, own)
-        one.train(6, 7)
+        assert torch.equal(worker.own, own)
+        worker.train(6, 7)
         assert loop._flight is not None
         loop.drain()
         assert loop._flight is not None, "its mean is still to be applied"
         loop.sync()
         assert loop.synchronized
         assert loop._flight is None
-        assert torch.equal(one.theta, one.own)
-        held = one.own
+        assert torch.equal(worker.theta, worker.own)
+        held = worker.own
         loop.sync()  # nothing to do
-        assert torch.equal(one.own, held)
-        one.train(7, 13)
+        assert torch.equal(worker.own, held)
+        worker.train(7, 13)
         loop.detach()
         with pytest.raises(GraceError, match="detached"):
             loop.sync()
         return held
 
-    one, other = on_ranks(2, job)
-    assert torch.equal(one, other)
+    first, other = on_ranks(2, job)
+    assert torch.equal(first, other)
+
+
+def test_each_step_is_logged_also_while_an_exchange_is_in_flight() -> None:
+    def job(network: Any, rank: int) -> tuple[list[int], float]:
+        worker, lines = Rank(network, rank, ALL, preset=STREAMING), list[tuple[int, dict[str, float]]]()
+        worker.loop.log(lambda values, step: lines.append((step, values)), errors_every=3)
+        worker.train(12)
+        worker.loop.sync()
+        stats = worker.loop.stats
+        assert stats.exposed_seconds > 0
+        assert lines[-1][1]["grace/memory_norm"] > 0
+        return [step for step, _ in lines], sum(values["grace/sent_bytes"] for _, values in lines)
+
+    for steps, sent in on_ranks(2, job):
+        assert steps == list(range(1, 13))
+        assert sent > 0
 
 
 def test_what_is_offloaded_is_on_the_host_with_the_same_bits() -> None:
     def job(network: Any, rank: int) -> list[Tensor]:
         ends = []
         for offload in (False, True):
-            one = Rank(network, rank, ALL, preset=STREAMING, offload=offload, check_replicas_every=1)
-            one.train(12)
-            assert all(x.device.type == "cpu" for x in one.loop._state.tensors())
-            ends.append(one.theta)
-            one.loop.detach()
+            worker = Rank(network, rank, ALL, preset=STREAMING, offload=offload, check_replicas_every=1)
+            worker.train(12)
+            assert all(x.device.type == "cpu" for x in worker.loop._state.tensors())
+            ends.append(worker.theta)
+            worker.loop.detach()
         return ends
 
     for ends in on_ranks(2, job):
@@ -127,32 +143,32 @@ def test_state_is_float32_whatever_the_parameters_are() -> None:
 
 def test_a_state_of_local_steps_from_before_is_taken() -> None:
     def job(network: Any, rank: int) -> None:
-        one = Rank(network, rank, "none", every=3)
-        one.train(4)
-        saved = dict(one.loop.state_dict())
-        own = one.own
+        worker = Rank(network, rank, "none", every=3)
+        worker.train(4)
+        saved = dict(worker.loop.state_dict())
+        own = worker.own
         for key in ("alike", "momentum", "flight"):
             del saved[key]
-        one.train(4, 5)
-        one.loop.load_state_dict(saved)
-        assert torch.equal(one.own, own)
-        assert not one.loop.synchronized
+        worker.train(4, 5)
+        worker.loop.load_state_dict(saved)
+        assert torch.equal(worker.own, own)
+        assert not worker.loop.synchronized
 
     on_ranks(2, job)
 
 
 def test_it_begins_with_steps_that_average_gradients() -> None:
     def job(network: Any, rank: int) -> tuple[Tensor, Tensor]:
-        one = Rank(network, rank, "none", preset="diloco:every=3", warmup_steps=4)
-        one.train(4)
-        assert torch.equal(one.theta, one.own)
-        early = one.own
-        one.train(4, 5)
-        return early, one.own
+        worker = Rank(network, rank, "none", preset="diloco:every=3", warmup_steps=4)
+        worker.train(4)
+        assert torch.equal(worker.theta, worker.own)
+        early = worker.own
+        worker.train(4, 5)
+        return early, worker.own
 
-    one, other = on_ranks(2, job)
-    assert torch.equal(one[0], other[0])
-    assert not torch.equal(one[1], other[1])
+    first, other = on_ranks(2, job)
+    assert torch.equal(first[0], other[0])
+    assert not torch.equal(first[1], other[1])
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -228,8 +244,8 @@ def test_two_optimizers_of_one_model_have_a_loop_each() -> None:
         assert all(loop.synchronized for loop in loops)
         return flat(net.parameters())
 
-    one, other = on_ranks(2, job)
-    assert torch.equal(one, other)
+    first, other = on_ranks(2, job)
+    assert torch.equal(first, other)
 
 
 def test_parameters_that_are_added_are_named() -> None:
@@ -257,17 +273,19 @@ def test_a_failed_exchange_is_raised_where_it_is_due_and_ends_the_loop(monkeypat
     """Also on the other rank; theta stays."""
 
     def job(network: Any, rank: int) -> Tensor:
-        one = Rank(network, rank, ALL, preset="diloco:every=4,delay=2")
-        one.train(4)
-        held = one.theta
+        worker = Rank(network, rank, ALL, preset="diloco:every=4,delay=2")
+        worker.train(4)
+        held = worker.theta
         if rank == 1:
-            monkeypatch.setattr(one.loop, "_exchange", lambda deltas: one.loop._session.exchange({"strange": deltas}))
+            monkeypatch.setattr(
+                worker.loop, "_exchange", lambda deltas: worker.loop._session.exchange({"strange": deltas})
+            )
         expected = InputError if rank == 1 else threading.BrokenBarrierError
         with pytest.raises(expected) as caught:
-            one.train(4, 8)
-        assert torch.equal(one.theta, held)
-        assert one.loop.error is caught.value
-        for again in (one.loop.sync, one.loop.step):
+            worker.train(4, 8)
+        assert torch.equal(worker.theta, held)
+        assert worker.loop.error is caught.value
+        for again in (worker.loop.sync, worker.loop.step):
             with pytest.raises(expected):
                 again()
         return held

@@ -44,7 +44,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 class Rank:
-    """One rank with its model, its inner optimizer and its loop."""
+    """A rank with its model, its inner optimizer and its loop."""
 
     def __init__(self, network: Any, rank: int, method: Any = None, **knobs: Any):
         self.rank, self.net = rank, make_model(1 + rank)  # not the same: all begin with rank 0's
@@ -67,5 +67,5 @@ class Rank:
 
 
 def on_ranks(world: int, job: Callable[[Any, int], Any]) -> list[Any]:
-    """What ``job(network, rank)`` returns on each rank; raises what one of them has raised."""
+    """Runs ``job(network, rank)`` on each rank, and returns what it returns there; raises what one of them has raised."""
     return returned(in_threads(world, job))

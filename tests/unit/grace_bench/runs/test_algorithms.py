@@ -67,3 +67,11 @@ def test_a_learning_rate_of_another_kind_of_optimizer_is_refused():
         else:
             assert run.join(sgd).param_groups[0]["lr"] == right
             run.close()
+
+
+def test_gossip_is_read_and_refused_like_the_others():
+    algorithm = find_algorithm("choco:method=(topk:ratio=0.1),gamma=0.3")
+    assert algorithm is not None
+    assert (algorithm.family, algorithm.period) == ("gossip", 1)
+    with pytest.raises(ConfigurationError, match="choco needs a compressor"):
+        RunConfig("digits", "choco")

@@ -1,0 +1,74 @@
+"""``grace simulate-decoupled``: the same deaths for all kinds of training, and who is stopped by them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from grace.cli.app import app
+from grace.errors import ConfigurationError
+from grace_bench.simulation.decoupled import DecoupledSetting, simulate_decoupled
+
+SMALL: dict[str, Any] = {"workers": 4, "steps": 40, "batch": 4, "hidden": 16, "kill_every": 10.0}
+
+
+def rows(methods: list[str], **more: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    document = simulate_decoupled(DecoupledSetting(**{**SMALL, **more}), methods, lambda *_: None)
+    return {(row["kind"], row["method"]): row for row in document["rows"]}
+
+
+def test_deaths_stop_all_but_decoupled_learners():
+    got = rows(["none", "topk:ratio=0.1"], victims=1)
+    decoupled, compressed = got["decoupled", "none"], got["decoupled", "topk:ratio=0.1"]
+    assert decoupled["survivors"] == got["decoupled, undisturbed", "none"]["survivors"]
+    assert decoupled["stopped"] == 0
+    assert got["decoupled, undisturbed", "none"]["goodput"] >= 0.97  # 39 of 40 steps: the last ends too late
+    assert decoupled["goodput"] > got["elastic", "none"]["goodput"] > got["synchronous", "none"]["goodput"]
+    assert got["synchronous", "none"]["stopped"] > got["elastic", "none"]["stopped"] > 0
+    assert compressed["sent"] < decoupled["sent"]
+    assert decoupled["loss"] < got["synchronous", "none"]["loss"]
+
+
+def test_a_slow_learner_costs_the_others_nothing():
+    got = rows(["none"], kill_every=0.0, slow=0.25)
+    assert got["decoupled", "none"]["goodput"] >= 0.96  # 39 of 40 steps, 19 of 20
+    assert got["synchronous", "none"]["goodput"] < 0.7
+
+
+def test_the_same_setting_gives_the_same_numbers():
+    assert rows(["qsgd:bits=8"], spread=0.3) == rows(["qsgd:bits=8"], spread=0.3)
+
+
+def test_many_learners_run():
+    got = rows(["none"], workers=24, steps=12, every=5, kill_every=1.0, quorum=8)
+    assert got["decoupled", "none"]["merges"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"workers": 1025}, "workers=1025"),
+        ({"quorum": 5}, "quorum=5 of learners=4"),
+        ({"victims": 5}, "victims=5"),
+        ({"alpha": 0.0}, "alpha=0.0"),
+        ({"repair": 0.0}, "repair=0.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(more: dict[str, Any], text: str):
+    with pytest.raises(ConfigurationError, match=text):
+        DecoupledSetting(**{**SMALL, **more})
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch):
+    arguments = ["simulate-decoupled", "-w", "2", "--steps", "20", "--hidden", "8", "--batch", "2"]
+    shown = CliRunner().invoke(app, [*arguments, "--kill-every", "8"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0, shown.output
+    assert "one dies every 8 s" in shown.output
+    assert "synchronous" in shown.output
+    written = CliRunner().invoke(app, [*arguments, "--json"])
+    assert json.loads(written.stdout)["schema"] == "grace-simulate-decoupled/1"
+    refused = CliRunner().invoke(app, [*arguments, "--methods", "powersgd"])
+    assert refused.exit_code != 0
