@@ -68,7 +68,7 @@ def test_what_is_refused_in_a_job(pair: Pool) -> None:
 
 
 def fail(rank: int, world: int) -> None:
-    """One rank has a sparse gradient: it says so, and the other hears of it."""
+    """A sparse gradient on one rank: it says so, and the other hears of it."""
     table = nn.Embedding(40, 30, sparse=rank == 1)
     optimizer = OneBitAdam(table.named_parameters())
     table(torch.tensor([1])).sum().backward()
@@ -104,6 +104,12 @@ def shards(rank: int, world: int, text: str, parts: int) -> None:
         torch.testing.assert_close(full.detach(), expected, atol=2e-5, rtol=1e-4)
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
+    before = [p.to_local().clone() for p in model.parameters()]  # type: ignore[attr-defined]
+    if rank == 0:  # other shards are finite, and those who exchange them do not hear of it from rank 0
+        next(model.parameters()).grad.to_local()[0, 0] = torch.nan  # type: ignore[union-attr]
+    optimizer.step()
+    assert (optimizer.steps, optimizer.stats.nonfinite > 0) == (8, True)
+    assert all(torch.equal(p.to_local(), x) for p, x in zip(model.parameters(), before, strict=True))  # type: ignore[attr-defined]
     assert (
         optimizer.state[next(iter(model.parameters()))]["exp_avg"].placements
         == next(iter(model.parameters())).placements

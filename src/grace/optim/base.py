@@ -13,7 +13,7 @@ import abc
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
@@ -95,6 +95,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         refuse_in_backward(named)
         refuse_shared(named)
         self._names = {p: name for name, p in named.items()}
+        self._shard_groups = _find_shard_groups(named.values())
         like = {name: _like(local(p)) for name, p in named.items()}
         over = _connect(named, group, transport)
         common = {
@@ -117,7 +118,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     # ---- for optimizers ---------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def _update(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
-        """One step: exchanges, and if all that was received is finite, applies it.
+        """Makes one step: exchanges, and if all that was received is finite, applies it.
 
         Args:
             gradients: of this rank, by name, of the parameters' shapes, in float32 or float64; None where there is none.
@@ -177,6 +178,18 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
             given[name] = room.zero_() if gradient is None else room.copy_(gradient)
         return given
 
+    def _find_nonfinite(self, means: Mapping[str, Tensor]) -> list[str]:
+        """Names of those means that have an inf or NaN, on all ranks alike; also where only another shard has one, which
+        other ranks exchange.
+        """
+        bad = nonfinite(means)
+        for group in self._shard_groups:
+            flag = torch.tensor([len(bad)], device=local(next(iter(self._names))).device)
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group)
+            if int(flag) and not bad:
+                bad = ["a shard of another rank"]
+        return bad
+
     def _average(self, gradients: Mapping[str, Tensor | None]) -> Exchange[dict[str, Tensor]]:
         """The means of all gradients that some rank has, uncompressed."""
         means: dict[str, Tensor] = {}
@@ -212,7 +225,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         return loss
 
     def exchanging(self) -> Exchange[None]:
-        """One step as a generator of collectives, for optimizers of several workers in one process: made with the transports
+        """A step as a generator of collectives, for optimizers of several workers in one process: made with the transports
         of :func:`grace.transports.simulated.simulated`, run by :func:`grace.run.simulate.simulate`.
         """
         return self.session.count(self._stepping())
@@ -455,6 +468,12 @@ def _like(x: Tensor) -> Tensor:
 
 def _hyperparameters(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in ("params", "param_names")}
+
+
+def _find_shard_groups(parameters: Iterable[Tensor]) -> list[dist.ProcessGroup]:
+    """The groups of ranks that hold shards of these parameters, each once."""
+    meshes = dict.fromkeys(p.device_mesh for p in parameters if is_split(p))  # type: ignore[attr-defined]
+    return [group for mesh in meshes for group in mesh.get_all_groups()]
 
 
 def _connect(

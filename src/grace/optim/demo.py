@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import Exchange
 from grace.contract.knobs import Count, Share, check_value
 from grace.memories import ErrorFeedback
-from grace.optim.base import CompressedOptimizer, local, nonfinite
+from grace.optim.base import CompressedOptimizer, local
 from grace.optim.tiles import TiledTopK
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
@@ -82,7 +82,7 @@ class DeMo(CompressedOptimizer):
 
     def _update(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
         means = yield from self.session.exchanging(self._lend(gradients))
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, _ in self._each():
             lr, decay = float(entry["lr"]), entry["weight_decay"]

@@ -23,7 +23,7 @@ from grace.contract.peer import Peer
 from grace.flags.finite import and_, choose_, fill_unless_
 from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, unit_rows
 from grace.methods.common.matrices import DENSE
-from grace.optim.base import CompressedOptimizer, divide, local, nonfinite, zeros
+from grace.optim.base import CompressedOptimizer, divide, local, zeros
 from grace.random import Stream
 from grace.registry.policy import Policy, Rule
 from grace.run.options import DEFAULTS, Options
@@ -191,7 +191,7 @@ class Dion(CompressedOptimizer):
 
     def _update(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
         means = yield from self.session.exchanging(self._lend(gradients))
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, state in self._each():
             lr, decay, update = float(entry["lr"]), entry["weight_decay"], means[name]

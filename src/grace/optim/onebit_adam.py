@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import OptimizerWarning, out_of_range, stack_level
-from grace.optim.base import CompressedOptimizer, divide, local, nonfinite, zeros
+from grace.optim.base import CompressedOptimizer, divide, local, zeros
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
 from grace.transports.base import Transport
@@ -117,7 +117,7 @@ class OneBitAdam(CompressedOptimizer):
         if self.frozen:
             return (yield from self._compressed_step(gradients))
         means = yield from self._average(gradients)
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, state in self._each():
             if (mean := means.get(name)) is None:
@@ -139,7 +139,7 @@ class OneBitAdam(CompressedOptimizer):
                 given[name].add_(gradient, alpha=1 - beta1)
             given[name].masked_fill_(v == 0, 0.0)
         means = yield from session.exchanging(given, lr=float(self.param_groups[0]["lr"]))
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, state in self._each():
             m, v = local(state["exp_avg"]), local(state["exp_avg_sq"])

@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.errors import out_of_range
-from grace.optim.base import divide, nonfinite, zeros
+from grace.optim.base import divide, zeros
 from grace.optim.onebit_adam import OneBitAdam
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
@@ -128,7 +128,7 @@ class OneBitLamb(OneBitAdam):
                 room.add_(gradient, alpha=1 - beta1)
             given[name] = room.mul_(state["weight"]).masked_fill_(v == 0, 0.0)
         means = yield from session.exchanging(given, lr=float(self.param_groups[0]["lr"]))
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, state in self._each():
             m, v, fresh = state["exp_avg"], state["exp_avg_sq"], state["fresh_sq"]
@@ -153,7 +153,7 @@ def ratio(v: Tensor, fresh: Tensor, eps: float) -> Tensor:
 
 
 def limit(factor: Tensor, last: Tensor) -> Tensor:
-    """A factor within its limits, and those of its change since the last; all of no dimension.
+    """A factor within its limits, and those of its change since the last; tensors of any shape, element by element.
 
     Example:
         >>> limit(torch.tensor(2.0), torch.tensor(1.0))

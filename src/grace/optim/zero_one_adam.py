@@ -15,7 +15,7 @@ from grace.collectives import Exchange
 from grace.contract.knobs import Count, check_value
 from grace.contract.method import Method
 from grace.errors import StateError
-from grace.optim.base import CompressedOptimizer, divide, local, nonfinite, zeros
+from grace.optim.base import CompressedOptimizer, divide, local, zeros
 from grace.optim.onebit_adam import ONE_BIT
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
@@ -130,7 +130,7 @@ class ZeroOneAdam(CompressedOptimizer):
             for name, _, _, state in self._each():
                 given[name].masked_fill_(local(state["exp_avg_sq"]) == 0, 0.0)
             means = yield from self.session.exchanging(given, lr=float(self.param_groups[0]["lr"]))
-        if bad := nonfinite(means):
+        if bad := self._find_nonfinite(means):
             return bad
         for name, p, entry, state in self._each():
             if (mean := means.get(name)) is None:
@@ -177,7 +177,7 @@ class ZeroOneAdam(CompressedOptimizer):
     def _end_window(self) -> Exchange[list[str]]:
         moved = {name: local(state["u"]) for name, _, _, state in self._each()}
         means = yield from self.session.exchanging(self._lend(moved), lr=1.0)
-        bad = nonfinite(means)
+        bad = self._find_nonfinite(means)
         totals = {id(entry): total for entry, total in zip(self.param_groups, self._rates, strict=True)}
         for name, p, entry, state in self._each():
             m, v, sync = (local(state[key]) for key in ("exp_avg", "exp_avg_sq", "x_sync"))

@@ -93,6 +93,22 @@ def test_the_model_is_handed_out_where_it_is_the_same_everywhere() -> None:
     assert torch.equal(first, other)
 
 
+def test_each_step_is_logged_also_while_an_exchange_is_in_flight() -> None:
+    def job(network: Any, rank: int) -> tuple[list[int], float]:
+        worker, lines = Rank(network, rank, ALL, preset=STREAMING), list[tuple[int, dict[str, float]]]()
+        worker.loop.log(lambda values, step: lines.append((step, values)), errors_every=3)
+        worker.train(12)
+        worker.loop.sync()
+        stats = worker.loop.stats
+        assert stats.exposed_seconds > 0
+        assert lines[-1][1]["grace/memory_norm"] > 0
+        return [step for step, _ in lines], sum(values["grace/sent_bytes"] for _, values in lines)
+
+    for steps, sent in on_ranks(2, job):
+        assert steps == list(range(1, 13))
+        assert sent > 0
+
+
 def test_what_is_offloaded_is_on_the_host_with_the_same_bits() -> None:
     def job(network: Any, rank: int) -> list[Tensor]:
         ends = []
