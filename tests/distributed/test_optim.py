@@ -68,7 +68,7 @@ def test_what_is_refused_in_a_job(pair: Pool) -> None:
 
 
 def fail(rank: int, world: int) -> None:
-    """One rank has a sparse gradient: it says so, and the other hears of it."""
+    """A sparse gradient on one rank: it says so, and the other hears of it."""
     table = nn.Embedding(40, 30, sparse=rank == 1)
     optimizer = OneBitAdam(table.named_parameters())
     table(torch.tensor([1])).sum().backward()

@@ -33,7 +33,7 @@ ENTRIES = 1 << BITS
     memory="residual",
     memory_knobs={"beta": 0.95},
     family="hybrid",
-    cases=["chunk=16,k=4", "chunk=8,k=4,beta=1", "chunk=10,k=3,memory=none", "chunk=2,k=1,beta=1"],
+    cases=["chunk=1024,k=16", "chunk=8,k=4,beta=1", "chunk=10,k=3,memory=none"],
 )
 @dataclass(frozen=True, slots=True)
 class ChunkTopK(Compressor):

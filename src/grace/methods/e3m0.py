@@ -24,7 +24,7 @@ _LEAST = 2.0**-120  # scales below this count as 0: the least power of their blo
 _HALF, _MANTISSA, _BIAS = 1 << 51, 52, 1023  # of a float64
 
 
-@register("e3m0", communicator="allgather", family="cast", cases=["block=16", "", "block=32,memory=residual"])
+@register("e3m0", communicator="allgather", family="cast", cases=["block=16", "block=32,memory=residual"])
 @dataclass(frozen=True, slots=True)
 class E3M0(Compressor):
     """E3M0: the nearest power of two, in units of the largest magnitude of a block, or zero.

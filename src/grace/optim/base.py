@@ -118,7 +118,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     # ---- for optimizers ---------------------------------------------------------------------------------------------
     @abc.abstractmethod
     def _update(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
-        """One step: exchanges, and if all that was received is finite, applies it.
+        """Makes one step: exchanges, and if all that was received is finite, applies it.
 
         Args:
             gradients: of this rank, by name, of the parameters' shapes, in float32 or float64; None where there is none.
@@ -225,7 +225,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         return loss
 
     def exchanging(self) -> Exchange[None]:
-        """One step as a generator of collectives, for optimizers of several workers in one process: made with the transports
+        """A step as a generator of collectives, for optimizers of several workers in one process: made with the transports
         of :func:`grace.transports.simulated.simulated`, run by :func:`grace.run.simulate.simulate`.
         """
         return self.session.count(self._stepping())

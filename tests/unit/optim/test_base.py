@@ -81,7 +81,7 @@ def test_a_run_that_resumes_has_the_same_bits(text: str, at: int) -> None:
 
 
 def refuse_to_count(workers: Workers, bad: Any = float("nan")) -> None:
-    """One rank has a NaN in one tensor: nobody changes anything."""
+    """A NaN in one tensor of one rank: nobody changes anything."""
     workers.train(range(5))
     before, states, counted = workers.parameters(), workers.states(), workers.optimizers[1].steps
     for rank, model in enumerate(workers.models):

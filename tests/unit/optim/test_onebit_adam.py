@@ -187,7 +187,7 @@ def test_the_rule_waits_until_v_has_settled_and_the_learning_rate_has_risen() ->
 
 # ---- training -------------------------------------------------------------------------------------------------------
 def test_it_finds_a_known_optimum() -> None:
-    """Of ``sum of a (x - b_i)^2 / 2`` over workers: the mean of b_i, to which gradients of single workers do not vanish."""
+    """The optimum of ``sum of a (x - b_i)^2 / 2`` over workers is the mean of b_i, where no worker has a gradient of 0."""
     made = torch.Generator().manual_seed(1)
     scale = torch.rand(30, 40, generator=made) + 0.5
     goals = [torch.randn(30, 40, generator=made) for _ in range(2)]

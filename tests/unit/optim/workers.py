@@ -40,7 +40,7 @@ class Workers:
         ]
 
     def step(self, gradients: Sequence[Any] | None = None) -> None:
-        """One step with the gradients that the models have, or with these: tensors for the parameters of each worker."""
+        """Makes one step with the gradients that the models have, or with these: tensors for the parameters of each worker."""
         for model, given in zip(self.models, gradients or (), strict=gradients is not None):
             for p, gradient in zip(model.parameters(), given, strict=True):
                 p.grad = None if gradient is None else torch.as_tensor(gradient, dtype=p.dtype).clone()
@@ -104,7 +104,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def saved(workers: Workers, memories: str) -> list[dict[str, Any]]:
-    """What the checkpoints of all workers hold: rank by rank, each of whose collectives are answered by all."""
+    """The checkpoints of all workers, rank by rank, each of whose collectives are answered by all."""
     from tests.unit.networks import Threads, run_threads
 
     hub = Threads(len(workers.optimizers))
