@@ -130,7 +130,9 @@ class FragmentCodec:
                 x.add_(read_dense(wire, x.numel(), where))
             else:
                 code = (
-                    torch.frombuffer(bytearray(wire), dtype=torch.uint8) if wire else torch.empty(0, dtype=torch.uint8)
+                    torch.frombuffer(bytearray(wire), dtype=torch.uint8)
+                    if wire
+                    else torch.empty(0, dtype=torch.uint8, device="cpu")
                 )
                 typed = self._typed(code, x.numel(), where)
                 try:
@@ -156,7 +158,9 @@ class FragmentCodec:
 @functools.lru_cache(maxsize=4096)
 def _wire_of(compressor: Compressor, n: int) -> tuple[int, torch.dtype]:
     """Bytes and dtype of the wire of n numbers, by a compressor whose wires do not vary in size."""
-    wire = compressor.compress_(torch.zeros(1, n), Stream(0, compressor.id, "", 0, 0), False)
+    wire = compressor.compress_(
+        torch.zeros(1, n, dtype=torch.float32, device="cpu"), Stream(0, compressor.id, "", 0, 0), False
+    )
     return wire.numel() * wire.element_size(), wire.dtype
 
 
@@ -173,7 +177,11 @@ def read_dense(wire: bytes, n: int, where: str) -> Tensor:
     """
     if len(wire) != 4 * n:
         raise PayloadError(f"{where}: {len(wire)} bytes; {n} numbers have {4 * n}")
-    x = torch.frombuffer(bytearray(wire), dtype=torch.float32) if n else torch.empty(0, dtype=torch.float32)
+    x = (
+        torch.frombuffer(bytearray(wire), dtype=torch.float32)
+        if n
+        else torch.empty(0, dtype=torch.float32, device="cpu")
+    )
     if not all_finite(x):
         raise PayloadError(f"{where}: an inf or NaN")
     return x

@@ -261,7 +261,10 @@ class Learner:
 
     def _debt(self, fragment: _Fragment) -> list[Tensor]:
         if fragment.debt is None:
-            fragment.debt = [torch.zeros(self._parameters[name].numel()) for name in fragment.names]
+            fragment.debt = [
+                torch.zeros(self._parameters[name].numel(), dtype=torch.float32, device="cpu")
+                for name in fragment.names
+            ]
         return fragment.debt
 
     @staticmethod
@@ -377,4 +380,8 @@ _FLAGS = ("pulled", "returning", "keeps")
 
 
 def _as_tensor(wire: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(wire), dtype=torch.uint8) if wire else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(wire), dtype=torch.uint8)
+        if wire
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )

@@ -237,7 +237,7 @@ class Syncer:
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
         self._theta = [None] * len(plan.names)
-        self._momentum = [torch.zeros(math.prod(shape)) for shape in plan.shapes]
+        self._momentum = [torch.zeros(math.prod(shape), dtype=torch.float32, device="cpu") for shape in plan.shapes]
         self._rounds = [Round() for _ in plan.fragments]
 
     def _ask_for_parameters(self) -> Sent:
