@@ -72,13 +72,13 @@ def test_dion_goes_on_as_if_nothing_had_happened() -> None:
     second = Workers(parse(TEXTS[3]), 1, small, lr=0.01)
     second.models[0].load_state_dict(first.models[0].state_dict())
     returned(load(second, dicts[0], "mean", 2))
-    one = Workers(parse(TEXTS[3]), 2, small, lr=0.01)
-    one.train(range(6))
+    both = Workers(parse(TEXTS[3]), 2, small, lr=0.01)
+    both.train(range(6))
     made = torch.Generator().manual_seed(3)
     gradients = [torch.randn(p.shape, generator=made) for p in small().parameters()]
-    one.step([gradients, gradients])
+    both.step([gradients, gradients])
     second.step([gradients])
-    torch.testing.assert_close(one.parameters()[0], second.parameters()[0], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(both.parameters()[0], second.parameters()[0], atol=2e-5, rtol=1e-4)
 
 
 def test_what_does_not_fit_is_refused() -> None:

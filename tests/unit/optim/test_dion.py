@@ -64,10 +64,10 @@ def workers_are_one(
         gs = [torch.randn(shape, generator=made) for _ in range(world)]
         peers = [grace.Peer(rank, world, step) for rank in range(world)]
         outs = simulate([method.exchange(g.clone(), s, peer) for g, s, peer in zip(gs, states, peers, strict=True)])
-        (one,) = simulate([alone.exchange(sum(gs) / world, lone, grace.Peer(0, 1, step))])  # type: ignore[arg-type]
-        states, lone = [out.state for out in outs], one.state
+        (single,) = simulate([alone.exchange(sum(gs) / world, lone, grace.Peer(0, 1, step))])  # type: ignore[arg-type]
+        states, lone = [out.state for out in outs], single.state
         assert all(torch.equal(out.mean, outs[0].mean) for out in outs)
-        torch.testing.assert_close(outs[0].mean, one.mean, atol=1e-5, rtol=0)
+        torch.testing.assert_close(outs[0].mean, single.mean, atol=1e-5, rtol=0)
         mean = sum(state.momentum for state in states) / world
         torch.testing.assert_close(mean, lone.momentum, atol=1e-5, rtol=0)
     if method.compresses(torch.zeros(shape)):
