@@ -173,6 +173,8 @@ def test_a_captured_step_is_a_step(spec: str, kernels: str) -> None:
 def test_a_capture_of_what_depends_on_the_data_is_refused() -> None:
     session = Session({"w": torch.empty(50, device="cuda")}, grace.Policy([("*", "threshold:v=0.5")]), Alone())
     x = torch.randn(50, device="cuda")
+    session.exchange({"w": x.clone()})
+    session.advance()
     with pytest.raises(ConfigurationError, match="depends on the data"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         session.exchange({"w": x})
 

@@ -27,6 +27,7 @@ def to_device(x: Tensor, device: torch.device, *, waits: bool = False) -> Tensor
     if not on_host(device) and capturing():
         raise ConfigurationError(
             "a captured graph would copy tables from memory of the host that is used for something else by then; legal: at "
-            "least one step as usual before each capture, also between two captures"
+            "least one step as usual before each capture, also between two captures, whose gradients are where those of the "
+            "capture are: buckets of DistributedDataParallel, or optimizer.zero_grad(set_to_none=False)"
         )
     return x.to(device, non_blocking=not waits)

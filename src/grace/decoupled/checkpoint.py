@@ -38,7 +38,7 @@ def load_checkpoint(path: Path) -> Any:
 
 
 def read_parameters(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The merged parameters in a syncer's checkpoint, float32, by name: for ``model.load_state_dict(..., strict=False)``.
+    """The merged parameters in a syncer's checkpoint, float32, by name. Buffers are not among them.
 
     Raises:
         StateError: it is not a syncer's checkpoint.

@@ -1,4 +1,4 @@
-"""How a fragment travels: each tensor by a compressor, small ones as they are.
+"""Codecs of fragments: each tensor travels by a compressor, small ones as they are.
 
 Letters: a tensor is ``[n]`` float32 on the host; a wire is bytes.
 """

@@ -142,7 +142,7 @@ class DecoupledHandle:
 
     def merged(self) -> dict[str, Tensor]:
         """The merged parameters as they last came, float32 on the host, by name: evaluate and save these. The model's own have
-        trained on since then.
+        trained on since then. Buffers are not among them: they stay with each learner.
 
         Raises:
             GraceError: they have not come yet.

@@ -119,7 +119,7 @@ class Member:
 
 @dataclass(slots=True)
 class Round:
-    """One merge of one fragment, from the first learner that is ready to the update.
+    """A merge of a fragment, from the first learner that is ready to the update.
 
     number: of the merges of this fragment so far. first: when the first learner was ready. closes: when the grace window ends,
     None before the quorum is there. pulled: when learners were last asked. asked, answered: their names.

@@ -1,4 +1,4 @@
-"""How the contributions of several learners become one update.
+"""The update that the contributions of several learners make.
 
 Letters: Δ_m is learner m's pseudo-gradient, w_m its weight, Θ the parameters, b the outer momentum, η the outer learning rate.
 """

@@ -48,7 +48,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """How far a learner has moved a fragment since it got it, compressed, and what was owed before.
+    """The movement of a fragment since a learner got it, and what that learner owed before, compressed.
 
     number: of this learner's contributions of the fragment. mark: which no other contribution of this learner has. round: of
     the pull that it answers. steps, tokens: since it got the fragment. debt: the norm of what it owes from now on. finite: if

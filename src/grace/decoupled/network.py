@@ -74,7 +74,7 @@ class SyncerLink:
         self._thread.start()
 
     def events(self, timeout: float | None = None) -> Iterator[Opened | Received | Closed]:
-        """What has happened since the last call. ``timeout``: seconds to wait for something; None: does not wait."""
+        """The events since the last call. ``timeout``: seconds to wait for something; None: does not wait."""
         wait = timeout
         while True:
             try:

@@ -146,7 +146,7 @@ class Syncer:
         return sent
 
     def due(self, now: float) -> float | None:
-        """When :meth:`tick` is to be called at the latest, unless a message comes before; None: not before one comes."""
+        """The time at which :meth:`tick` is to be called, unless a message comes before; None: not before one comes."""
         times = [m.heard + self.settings.forget_after for m in self.members.values() if m.link is None]
         for current in self._rounds:
             if current.pulled is not None:
@@ -415,7 +415,7 @@ class Syncer:
         return self.plan.overlap * min((member.seconds for member in self.present if member.seconds), default=0.0)
 
     def _gives_up(self, current: Round) -> float:
-        """When learners that were asked, and have not answered, are no longer waited for."""
+        """The time until which learners that were asked, and have not answered, are waited for."""
         assert current.pulled is not None
         usual = self.settings.timeout if self._exchange is None else max(self._budget(), _AGAIN * self._exchange)
         return current.pulled + usual

@@ -78,14 +78,14 @@ class DecoupledSetting:
         return self.steps * self.step_time
 
     def seconds(self) -> list[float]:
-        """What a step of each worker takes."""
+        """The seconds of a step, of each worker."""
         random = np.random.default_rng((self.seed, 2))
         slow = round(self.slow * self.workers)
         times = self.step_time * np.exp(self.spread * random.standard_normal(self.workers))
         return [2 * self.step_time if i >= self.workers - slow else float(x) for i, x in enumerate(times)]
 
     def deaths(self) -> list[tuple[float, int]]:
-        """When which worker dies: in turn, none that is dead."""
+        """Deaths, as pairs of time and worker: in turn, none that is dead."""
         if not self.kill_every:
             return []
         victims = self.victims or self.workers

@@ -218,8 +218,8 @@ def test_with_an_exact_compressor_it_is_dpsgd(exact: Any) -> None:
 
 # ---- 6. training -----------------------------------------------------------------------------------------------------
 def off_the_optimum(talk: Conversation[Any], steps: int = 300) -> float:
-    """The loss of worker i is ``|x - b_i|^2 / 2``, that of all together least at the mean of b: the largest squared distance to
-    it of a worker, relative to that at the start.
+    """The loss of worker i is ``|x - b_i|^2 / 2``, that of all together least at the mean of b: the largest squared distance
+    to it of a worker, relative to that at the start.
     """
     b = draw(8, 200)
     best, talks = sum(b) / 8, Talks(talk, [torch.zeros(200)] * 8)
