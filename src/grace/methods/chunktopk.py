@@ -124,14 +124,14 @@ class ChunkTopK(Compressor):
 
     def _begins(self, n: int, device: torch.device) -> Tensor:
         """``[c, 1]``: where the c whole chunks of n numbers begin."""
-        return torch.arange(n // self.chunk, device=device)[:, None] * self.chunk
+        return torch.arange(n // self.chunk, dtype=torch.int64, device=device)[:, None] * self.chunk
 
 
 def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """Kept numbers ``[b, K]`` -> (codes ``[b, K]`` int64, the mean of each ``[b, 4]`` float32)."""
     b, kept = values.shape
     if kept <= 2:
-        codes = torch.arange(kept, device=values.device).expand(b, kept)
+        codes = torch.arange(kept, dtype=torch.int64, device=values.device).expand(b, kept)
         return codes, torch.nn.functional.pad(values, (0, ENTRIES - kept))
     v = values.double()
     count = torch.full_like(v[:, :1], kept)

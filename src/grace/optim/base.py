@@ -184,7 +184,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         """
         bad = nonfinite(means)
         for group in self._shard_groups:
-            flag = torch.tensor([len(bad)], device=local(next(iter(self._names))).device)
+            flag = torch.tensor([len(bad)], dtype=torch.int64, device=local(next(iter(self._names))).device)
             dist.all_reduce(flag, dist.ReduceOp.MAX, group)
             if int(flag) and not bad:
                 bad = ["a shard of another rank"]

@@ -187,7 +187,7 @@ class Dion(CompressedOptimizer):
         entry = next(entry for entry in self.param_groups if any(q is p for q in entry["params"]))
         if p.ndim > 1 and entry["dion"]:
             return {}  # momentum and Q are the state of the method
-        return {"step": torch.zeros(()), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)}
+        return {"step": torch.zeros((), dtype=torch.float32, device="cpu"), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)}
 
     def _update(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
         means = yield from self.session.exchanging(self._lend(gradients))

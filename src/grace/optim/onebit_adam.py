@@ -111,7 +111,7 @@ class OneBitAdam(CompressedOptimizer):
         return self.freeze_step is not None and self.steps >= self.freeze_step
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
-        return {"step": torch.zeros(()), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)}
+        return {"step": torch.zeros((), dtype=torch.float32, device="cpu"), "exp_avg": zeros(p), "exp_avg_sq": zeros(p)}
 
     def _update(self, gradients: Mapping[str, Tensor | None]) -> Exchange[list[str]]:
         if self.frozen:

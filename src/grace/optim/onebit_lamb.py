@@ -93,7 +93,7 @@ class OneBitLamb(OneBitAdam):
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         more = {
             "fresh_sq": zeros(p),  # the variance in the background
-            **{key: torch.ones((), device=p.device) for key in ("coefficient", "factor", "weight")},
+            **{key: torch.ones((), dtype=torch.float32, device=p.device) for key in ("coefficient", "factor", "weight")},
         }  # fmt: skip
         return {**super()._begin(p), **more}
 

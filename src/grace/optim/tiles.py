@@ -136,7 +136,7 @@ def _divisor(side: int, most: int) -> int:
 @functools.lru_cache(maxsize=256)
 def _cosines(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The orthonormal DCT-II ``[n, n]``: y = D x, x = D^T y."""
-    i = torch.arange(n, dtype=torch.float64)
+    i = torch.arange(n, dtype=torch.float64, device="cpu")
     table = torch.cos(math.pi / n * (i[None] + 0.5) * i[:, None]) * math.sqrt(2 / n)
     table[0] /= math.sqrt(2)
     return table.to(device=device, dtype=dtype)

@@ -212,7 +212,7 @@ class GossipRun(NoExchange):
         self._leave_out(before)
 
     def _leave_out(self, before: Counters) -> None:
-        """Leaves out what was counted since then: it does not belong to training."""
+        """Leaves out what was counted since then, which does not belong to training."""
         self._aside = counters_of(self._handle.stats) - before
 
     def close(self) -> None:

@@ -101,6 +101,7 @@ def test_only_doors_take_the_options_one_by_one() -> None:
                     doors.add((str(path.relative_to(SOURCES)), node.name))
     assert doors == {
         ("adapters/attach.py", "attach"), ("adapters/outer/door.py", "local"), ("adapters/outer/door.py", "outer"),
+        ("gossip/door.py", "gossip"),
         ("adapters/torch_optimizer.py", "DistributedOptimizer"), ("adapters/trainers.py", "__init__"),
         ("jax/host.py", "compressed_mean_on_host"), ("keras/attach.py", "attach"), ("tensorflow/gradients.py", "__init__"),
     }  # fmt: skip
