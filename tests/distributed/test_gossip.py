@@ -37,13 +37,13 @@ def as_simulated(rank: int, world: int) -> None:
         for spec in SPECS:
             settings, graph = with_graph(read_gossip(spec), world)
             expected = numbers(world)
-            mine = {name: xs[rank] for name, xs in expected.items()}
-            worker, simulator = GossipWorker(mine, settings, graph), GossipSimulator(spec, world)
+            held = {name: xs[rank] for name, xs in expected.items()}
+            worker, simulator = GossipWorker(held, settings, graph), GossipSimulator(spec, world)
             for step in range(3):
-                peers = {name: Peer(rank, world, step, name) for name in mine}
-                outs = drive(worker.mix(mine, peers.__getitem__), network)
-                mine, expected = {name: out.mean for name, out in outs.items()}, simulator.step(expected)
-                for name, x in mine.items():
+                peers = {name: Peer(rank, world, step, name) for name in held}
+                outs = drive(worker.mix(held, peers.__getitem__), network)
+                held, expected = {name: out.mean for name, out in outs.items()}, simulator.step(expected)
+                for name, x in held.items():
                     assert torch.equal(x, expected[name][rank]), (spec, step, name)
     finally:
         network.close()
@@ -60,11 +60,11 @@ def trained(rank: int, world: int) -> None:
     sent = handle.stats.traffic.sent
     handle.average()
     assert handle.stats.traffic.sent > sent > 0
-    mine = flat(net.parameters()).clone()
-    rows = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(rows, mine)
-    assert all(torch.equal(mine, row) for row in rows)
-    assert not torch.equal(mine, start)
+    held = flat(net.parameters()).clone()
+    rows = [torch.empty_like(held) for _ in range(world)]
+    dist.all_gather(rows, held)
+    assert all(torch.equal(held, row) for row in rows)
+    assert not torch.equal(held, start)
     handle.detach()
 
 

@@ -48,8 +48,8 @@ def test_who_hears_whom() -> None:
     ring = Graph.read("ring", 4)
     assert [turn.pairs[0] for turn in ring.rounds(0)] == [(0, 1), (0, 3)]
     assert len(Graph.read("ring", 2).rounds(0)) == 1  # both neighbours are one
-    one = Graph.read("one_peer_exponential", 8)
-    assert [one.rounds(t)[0].pairs[0][1] for t in range(4)] == [1, 2, 4, 1]
+    turns = Graph.read("one_peer_exponential", 8)
+    assert [turns.rounds(t)[0].pairs[0][1] for t in range(4)] == [1, 2, 4, 1]
     torus = Graph.read("torus", 12)  # 3 x 4
     hears = {s for turn in torus.rounds(0) for s, d in turn.pairs if d == 5}
     assert hears == {4, 6, 1, 9}

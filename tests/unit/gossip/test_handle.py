@@ -41,17 +41,17 @@ def test_it_is_dpsgd_by_hand() -> None:
     """After each step ``x_i = sum_j w_ij x_j``; with overlap the paper's ``x_i = sum_j w_ij x_j - lr g_i``."""
 
     def job(network: Any, rank: int, overlap: bool) -> tuple[list[Tensor], list[Tensor]]:
-        one, updates, xs = Rank(network, rank, graph="ring", overlap=overlap), [], []
-        xs.append(one.own)
+        worker, updates, xs = Rank(network, rank, graph="ring", overlap=overlap), [], []
+        xs.append(worker.own)
         for step in range(4):
-            plain = copy.deepcopy(one.net)
+            plain = copy.deepcopy(worker.net)
             inner = make_inner(plain)
-            inner.load_state_dict(copy.deepcopy(one.inner.state_dict()))
+            inner.load_state_dict(copy.deepcopy(worker.inner.state_dict()))
             train(plain, inner, rank, range(step, step + 1))
             updates.append(flat(plain.parameters()) - xs[-1])
-            one.train(step, step + 1)
-            xs.append(one.own)
-        one.handle.detach()
+            worker.train(step, step + 1)
+            xs.append(worker.own)
+        worker.handle.detach()
         return xs, updates
 
     w = Graph.read("ring", W).matrix().float()
@@ -74,16 +74,16 @@ def test_it_is_dpsgd_by_hand() -> None:
 ])  # fmt: skip
 def test_it_goes_on_with_the_same_bits(spec: str) -> None:
     def job(network: Any, rank: int) -> bool:
-        one = Rank(network, rank, spec)
-        one.train(0, 4)
-        saved = copy.deepcopy((one.handle.state_dict(), one.inner.state_dict()))
-        one.train(4, 8)
-        end = one.own
-        one.handle.load_state_dict(saved[0])
-        one.inner.load_state_dict(copy.deepcopy(saved[1]))
-        one.train(4, 8)
-        again = torch.equal(one.own, end)
-        one.handle.detach()
+        worker = Rank(network, rank, spec)
+        worker.train(0, 4)
+        saved = copy.deepcopy((worker.handle.state_dict(), worker.inner.state_dict()))
+        worker.train(4, 8)
+        end = worker.own
+        worker.handle.load_state_dict(saved[0])
+        worker.inner.load_state_dict(copy.deepcopy(saved[1]))
+        worker.train(4, 8)
+        again = torch.equal(worker.own, end)
+        worker.handle.detach()
         fresh = Rank(network, rank, spec)
         fresh.handle.load_state_dict(saved[0])
         fresh.inner.load_state_dict(copy.deepcopy(saved[1]))
@@ -103,24 +103,24 @@ def test_it_goes_on_with_the_same_bits(spec: str) -> None:
 
 def test_average_and_disagreement() -> None:
     def job(network: Any, rank: int) -> tuple[Any, ...]:
-        one = Rank(network, rank, "topk:ratio=0.2")
-        assert one.handle.disagreement is None
-        one.train(0, 5)
-        own = one.own
-        apart = one.handle.measure()
-        assert torch.equal(one.own, own)
-        with one.handle.averaged_model() as net:
+        worker = Rank(network, rank, "topk:ratio=0.2")
+        assert worker.handle.disagreement is None
+        worker.train(0, 5)
+        own = worker.own
+        apart = worker.handle.measure()
+        assert torch.equal(worker.own, own)
+        with worker.handle.averaged_model() as net:
             mean = flat(net.parameters()).clone()
-        assert torch.equal(one.own, own)
-        one.handle.average()
-        end, stats = one.own, one.handle.stats
-        assert stats.disagreement == one.handle.disagreement
+        assert torch.equal(worker.own, own)
+        worker.handle.average()
+        end, stats = worker.own, worker.handle.stats
+        assert stats.disagreement == worker.handle.disagreement
         assert stats.as_dict()["disagreement"] == pytest.approx(apart, rel=1e-6)
-        assert one.handle.measure() == 0
-        one.train(5, 6)
-        assert one.handle.measure() > 0
-        assert "ring (spectral gap 0.667)" in repr(one.handle)
-        one.handle.detach()
+        assert worker.handle.measure() == 0
+        worker.train(5, 6)
+        assert worker.handle.measure() > 0
+        assert "ring (spectral gap 0.667)" in repr(worker.handle)
+        worker.handle.detach()
         return own, apart, mean, end, stats.traffic.sent
 
     ranks = on_ranks(W, job)
@@ -141,24 +141,24 @@ def test_parameters_that_are_not_finite_on_one_rank(overlap: bool) -> None:
     """Nobody mixes them; where they are they go back to what they were, and the others keep theirs."""
 
     def job(network: Any, rank: int) -> tuple[Tensor, int]:
-        one = Rank(network, rank, "topk:ratio=0.2", overlap=overlap)
-        one.train(0, 3)
+        worker = Rank(network, rank, "topk:ratio=0.2", overlap=overlap)
+        worker.train(0, 3)
         if rank == 2:
             with torch.no_grad():
-                one.net.get_parameter("0.weight")[3, 3] = torch.nan
-                one.inner.state[one.net.get_parameter("0.weight")]["momentum_buffer"][0, 0] = torch.inf
-        for p in one.net.parameters():
+                worker.net.get_parameter("0.weight")[3, 3] = torch.nan
+                worker.inner.state[worker.net.get_parameter("0.weight")]["momentum_buffer"][0, 0] = torch.inf
+        for p in worker.net.parameters():
             p.grad = torch.zeros_like(p)
-        for group in one.inner.param_groups:
+        for group in worker.inner.param_groups:
             group["lr"] = 0.0
-        one.inner.step()
-        one.inner.step()
-        for group in one.inner.param_groups:
+        worker.inner.step()
+        worker.inner.step()
+        for group in worker.inner.param_groups:
             group["lr"] = 0.1
-        one.train(4, 8)
-        one.handle.average()
-        out = one.own, one.handle.stats.nonfinite
-        one.handle.detach()
+        worker.train(4, 8)
+        worker.handle.average()
+        out = worker.own, worker.handle.stats.nonfinite
+        worker.handle.detach()
         return out
 
     ranks = on_ranks(W, job)
@@ -170,16 +170,16 @@ def test_parameters_that_are_not_finite_on_one_rank(overlap: bool) -> None:
 
 def test_or_they_are_an_error_on_all_ranks() -> None:
     def job(network: Any, rank: int) -> str:
-        one = Rank(network, rank, "topk:ratio=0.2", nonfinite="error")
-        one.train(0, 2)
+        worker = Rank(network, rank, "topk:ratio=0.2", nonfinite="error")
+        worker.train(0, 2)
         if rank == 1:
             with torch.no_grad():
-                one.net.get_parameter("2.bias")[0] = torch.inf
+                worker.net.get_parameter("2.bias")[0] = torch.inf
         with pytest.raises(NonFiniteError, match=r"2\.bias") as raised:
-            one.train(2, 3)
+            worker.train(2, 3)
         with pytest.raises(NonFiniteError):
-            one.handle.average()
-        one.handle.detach()
+            worker.handle.average()
+        worker.handle.detach()
         return str(raised.value)
 
     assert len(set(on_ranks(W, job))) == 1
@@ -228,17 +228,17 @@ def test_bad_input() -> None:
 
 def test_detached_and_again() -> None:
     def job(network: Any, rank: int) -> None:
-        one = Rank(network, rank, "topk:ratio=0.2")
-        one.train(0, 2)
+        worker = Rank(network, rank, "topk:ratio=0.2")
+        worker.train(0, 2)
         with pytest.raises(ConfigurationError, match="already gossips"):
-            grace.gossip(one.net, one.inner, transport=network)
+            grace.gossip(worker.net, worker.inner, transport=network)
         with pytest.raises(ConfigurationError, match="keeps its compressor"):
-            one.handle.switch("qsgd")
-        saved = one.handle.state_dict()
-        one.handle.detach()
-        one.train(2, 3)  # alone
+            worker.handle.switch("qsgd")
+        saved = worker.handle.state_dict()
+        worker.handle.detach()
+        worker.train(2, 3)  # alone
         with pytest.raises(GraceError, match="detached"):
-            one.handle.average()
+            worker.handle.average()
         other = Rank(network, rank, "topk:ratio=0.1")
         with pytest.raises(StateError, match="saved by gossip with"):
             other.handle.load_state_dict(saved)

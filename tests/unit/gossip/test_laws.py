@@ -5,6 +5,7 @@
 3. One peer after the other averages exactly after log2 W steps.
 4. Compressed gossip converges at the rates that were measured for the specification, and diverges beyond them.
 5. With an exact compressor it is D-PSGD.
+6. It trains: with a step size that decays, workers whose losses have other minima come to the minimum of their mean.
 """
 
 from __future__ import annotations
@@ -213,6 +214,27 @@ def test_with_an_exact_compressor_it_is_dpsgd(exact: Any) -> None:
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
     off = Talks(Choco(RING, TopK(0.9), 1.0), xs).run(5).xs
     assert any(not torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(off, plain, strict=True))
+
+
+# ---- 6. training -----------------------------------------------------------------------------------------------------
+def off_the_optimum(talk: Conversation[Any], steps: int = 300) -> float:
+    """The loss of worker i is ``|x - b_i|^2 / 2``, that of all together least at the mean of b: the largest squared distance
+    to it of a worker, relative to that at the start.
+    """
+    b = draw(8, 200)
+    best, talks = sum(b) / 8, Talks(talk, [torch.zeros(200)] * 8)
+    for t in range(steps):
+        lr = 0.5 / (1 + 0.1 * t)
+        talks.xs = [x - lr * (x - own) for x, own in zip(talks.xs, b, strict=True)]
+        talks.run()
+    return max(float((x - best).square().sum()) for x in talks.xs) / float(best.square().sum())
+
+
+def test_workers_with_other_minima_come_to_that_of_all() -> None:
+    assert off_the_optimum(DPSGD(RING)) < 0.02
+    soon, late = (off_the_optimum(Choco(RING, TENTH, 0.2), steps) for steps in (300, 900))
+    assert late < soon / 2 < 0.2
+    assert off_the_optimum(DPSGD(RING, 1e-3)) > 1  # the mutant: each goes to its own
 
 
 # ---- inf and NaN, bytes ---------------------------------------------------------------------------------------------
