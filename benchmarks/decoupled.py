@@ -52,7 +52,7 @@ def learn(options: argparse.Namespace) -> None:
         while not until.exists() or time.time() < float(until.read_text()):
             begins = time.monotonic()
             optimizer.zero_grad()
-            task.loss(model, torch.autograd.backward(next(batches)))
+            torch.autograd.backward(task.loss(model, next(batches)))
             optimizer.step()
             if options.slow:
                 time.sleep(time.monotonic() - begins)
