@@ -9,6 +9,7 @@ merged parameters. A learner that is dead leaves its processor to the others, so
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -68,16 +69,19 @@ def learn(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     """The row of a run."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:  # nobody outlives it
         folder, port = Path(name), free_port()
         serve = f"import grace; grace.decoupled.serve('127.0.0.1:{port}', learners={options.learners}, "
         serve += f"quorum={options.quorum}, checkpoint={str(folder / 'syncer.pt')!r}, save_every=5.0)"
         syncer = subprocess.Popen([sys.executable, "-c", serve])
+        ending.callback(syncer.kill)
 
         def start(learner: int) -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "benchmarks.decoupled", *sys.argv[1:], f"--learner={learner}"]
             command += [f"--folder={folder}", f"--address=127.0.0.1:{port}"]
-            return subprocess.Popen([*command, "--slow"] if kind == RUNS[2] and learner == 0 else command)
+            process = subprocess.Popen([*command, "--slow"] if kind == RUNS[2] and learner == 0 else command)
+            ending.callback(process.kill)
+            return process
 
         learners = [start(learner) for learner in range(options.learners)]
         files = [folder / f"{learner}.steps" for learner in range(options.learners)]
