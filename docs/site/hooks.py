@@ -35,7 +35,7 @@ TOOLKITS = (
 GROUPS = {  # of what `import grace` offers; what is in none of them is under "Everything else"
     "training": (
         "Training",
-        ["attach", "Auto", "Handle", "local", "outer", "OuterLoop", "LocalSteps", "gossip",
+        ["attach", "Auto", "Handle", "local", "outer", "OuterLoop", "LocalSteps", "gossip", "decoupled",
          "DistributedOptimizer", "momentum_in_memory",
          "broadcast_parameters",
          "broadcast_optimizer_state", "broadcast_object", "init_process_group", "transport"],

@@ -71,7 +71,7 @@ for index in range(60):
     try:
         inner.step()
     except grace.GraceError as error:
-        print("told:", type(error).__name__, time.monotonic() - start < 30, loop.error is error)
+        print("told:", type(error).__name__, time.monotonic() - start < 30, loop.error is error, flush=True)
         os._exit(0)
 """
 
