@@ -18,7 +18,7 @@ def write_checkpoint(state: Any, path: Path) -> None:
     """Writes a state, all of it or nothing.
 
     Raises:
-        OSError: it cannot be written.
+        OSError, RuntimeError: it cannot be written; the second is torch's, for a directory that is not there.
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     torch.save(state, beside)

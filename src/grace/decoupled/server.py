@@ -61,12 +61,7 @@ class SyncerServer:
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
                 loop.add_signal_handler(number, stop.set)
         started(f"{address.rpartition(':')[0]}:{port}")
-        saves = asyncio.create_task(self._save_often())
-        await stop.wait()
-        saves.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await saves
-        await self._save()
+        await self._save_often(stop)
         await server.stop(1.0)
 
     # ---- one learner ------------------------------------------------------------------------------------------------
@@ -116,9 +111,13 @@ class SyncerServer:
         self._dispatch(self.syncer.tick(time.monotonic()))
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
-    async def _save_often(self) -> None:
-        while True:
-            await asyncio.sleep(self._save_every)
+    async def _save_often(self, stop: asyncio.Event) -> None:
+        """Saves one state after another, the last when it is told to stop: never two at a time, which share a file."""
+        stopped = False
+        while not stopped:
+            with contextlib.suppress(asyncio.TimeoutError):  # Python 3.10 has two of this name
+                await asyncio.wait_for(stop.wait(), self._save_every)
+            stopped = stop.is_set()
             await self._save()
 
     async def _save(self) -> None:
@@ -127,7 +126,7 @@ class SyncerServer:
         state = self.syncer.state_dict()
         try:
             await asyncio.to_thread(write_checkpoint, state, self._checkpoint)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             _log.error(
                 "the checkpoint %s was not written, and learners keep what it lacks: %s", self._checkpoint, error
             )
