@@ -118,6 +118,8 @@ class SyncerLink:
             self._events.put((number, Opened(outbox)))
             try:
                 self._call = open_stream(iter(outbox.get, None), wait_for_ready=True)
+                if self._ended.is_set():  # close() may have cancelled the call before this one
+                    self._call.cancel()
                 for data in self._call:
                     self._events.put((number, Received(data)))
             except grpc.RpcError as error:
