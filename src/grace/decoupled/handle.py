@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grace.adapters.trained import find_trained
+from grace.adapters.taken import release, take
+from grace.adapters.trained import find_trained, refuse_split
 from grace.decoupled.learner import Learner, LearnerStats
 from grace.decoupled.messages import FromLearner, Progress
 from grace.decoupled.plan import Plan
@@ -18,6 +19,7 @@ from grace.errors import AgreementError, ConfigurationError, GraceError, Payload
 
 _SMOOTHING = 0.1  # of the time of a step
 _POLL = 0.2  # seconds
+_TAKEN = "is already trained by a decoupled learner, which exchanges it; use handle.detach() first"
 
 
 class DecoupledHandle:
@@ -159,6 +161,7 @@ class DecoupledHandle:
 
     def detach(self) -> None:
         """The optimizer goes on alone, and this learner is gone for good: what it owes is written off by the syncer."""
+        release(self)
         self._hook.remove()
         if self._link is not None:
             link, welcome = self._link, self._learner.welcome
@@ -210,7 +213,8 @@ def decoupled(
         credentials: ``grpc.ChannelCredentials``; None: in the clear.
 
     Raises:
-        ConfigurationError: a knob out of range, a wrapped model, or packages that are not installed.
+        ConfigurationError: a knob out of range, a wrapped model or one under fully_shard, parameters that another handle
+            or optimizer of Grace exchanges, or packages that are not installed.
         AgreementError: the syncer has another model, or other settings, or enough learners.
         StateError: a state that does not fit.
     """
@@ -219,6 +223,7 @@ def decoupled(
             f"decoupled: address={address!r}; legal: host:port of the syncer, such as 10.0.0.1:4711"
         )
     parameters = find_trained(model, optimizer)
+    refuse_split(parameters)
     embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     plan = Plan.of(
         parameters, every=every, fragments=fragments, overlap=overlap, up=method, down=down,
@@ -228,6 +233,7 @@ def decoupled(
     if state is not None:
         learner.load_state_dict(state)
     handle = DecoupledHandle(model, optimizer, learner, address, credentials)
+    take(handle, parameters.values(), _TAKEN)
     try:
         handle.wait(timeout)
     except BaseException:
