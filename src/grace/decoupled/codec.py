@@ -129,12 +129,7 @@ class FragmentCodec:
             if self._dense[place] or not x.numel():
                 x.add_(read_dense(wire, x.numel(), where))
             else:
-                code = (
-                    torch.frombuffer(bytearray(wire), dtype=torch.uint8)
-                    if wire
-                    else torch.empty(0, dtype=torch.uint8, device="cpu")
-                )
-                typed = self._typed(code, x.numel(), where)
+                typed = self._typed(as_numbers(wire, torch.uint8), x.numel(), where)
                 try:
                     self.compressor.decompress_add_(typed, x.view(1, -1), 1.0, self._stream(place, number))
                 except PayloadError as error:
@@ -164,6 +159,11 @@ def _wire_of(compressor: Compressor, n: int) -> tuple[int, torch.dtype]:
     return wire.numel() * wire.element_size(), wire.dtype
 
 
+def as_numbers(wire: bytes, dtype: torch.dtype) -> Tensor:
+    """``[n]`` on the host: a copy of bytes as numbers of this dtype."""
+    return torch.frombuffer(bytearray(wire), dtype=dtype) if wire else torch.empty(0, dtype=dtype, device="cpu")
+
+
 def dense_bytes(x: Tensor) -> bytes:
     """The numbers of a tensor, float32 of any shape, little-endian."""
     return x.detach().to("cpu", torch.float32).contiguous().view(-1).numpy().tobytes()
@@ -177,11 +177,7 @@ def read_dense(wire: bytes, n: int, where: str) -> Tensor:
     """
     if len(wire) != 4 * n:
         raise PayloadError(f"{where}: {len(wire)} bytes; {n} numbers have {4 * n}")
-    x = (
-        torch.frombuffer(bytearray(wire), dtype=torch.float32)
-        if n
-        else torch.empty(0, dtype=torch.float32, device="cpu")
-    )
+    x = as_numbers(wire, torch.float32)
     if not all_finite(x):
         raise PayloadError(f"{where}: an inf or NaN")
     return x

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.decoupled.codec import DOWN, UP, FragmentCodec, dense_bytes, read_dense
+from grace.decoupled.codec import DOWN, UP, FragmentCodec, as_numbers, dense_bytes, read_dense
 from grace.decoupled.messages import (
     Contribution,
     FromLearner,
@@ -29,6 +29,7 @@ from grace.decoupled.messages import (
     Welcome,
 )
 from grace.decoupled.plan import Plan
+from grace.decoupled.saved import read_count, read_tensors, read_text, reading
 from grace.errors import AgreementError, PayloadError, StateError, out_of_range
 
 SYNCER = "the syncer"
@@ -95,9 +96,8 @@ class Learner:
     ):
         if not isinstance(name, str) or not 0 < len(name) <= 200:
             raise out_of_range("decoupled", "name", name, "1 to 200 characters")
-        if type(tokens_per_step) is not int or tokens_per_step < 1:
-            raise out_of_range("decoupled", "tokens_per_step", tokens_per_step, "a whole number >= 1")
-        self.name, self.plan, self.tokens_per_step, self._start = name, plan, tokens_per_step, start
+        self.name, self.plan, self._start = name, plan, start
+        self.tokens_per_step = tokens_per_step
         self.run, self._made, self._gone = "", 0, False
         self.welcome = False  # whether the syncer has let it take part, and is there
         self.stats = LearnerStats()
@@ -108,6 +108,17 @@ class Learner:
             up = FragmentCodec(plan.up, names, shapes, plan.seed, name, UP)
             down = FragmentCodec(plan.down, names, shapes, plan.seed, name, DOWN)
             self._fragments.append(_Fragment(names, up, down))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens, or samples, of one step."""
+        return self._tokens_per_step
+
+    @tokens_per_step.setter
+    def tokens_per_step(self, tokens: int) -> None:
+        if type(tokens) is not int or tokens < 1:
+            raise out_of_range("decoupled", "tokens_per_step", tokens, "a whole number >= 1")
+        self._tokens_per_step = tokens
 
     @property
     def synchronized(self) -> bool:
@@ -315,7 +326,10 @@ class Learner:
                 "debt": None if fragment.debt is None else [e.clone() for e in fragment.debt],
                 "reference": None if fragment.reference is None else [x.clone() for x in fragment.reference],
                 "marks": dict(fragment.marks),
-                "unsaved": {number: list(map(_as_tensor, wires)) for number, wires in fragment.unsaved.items()},
+                "unsaved": {
+                    number: [as_numbers(wire, torch.uint8) for wire in wires]
+                    for number, wires in fragment.unsaved.items()
+                },
                 **{key: getattr(fragment, key) for key in _COUNTS},
                 **{key: getattr(fragment, key) for key in _FLAGS},
             }
@@ -335,21 +349,38 @@ class Learner:
             StateError: it does not fit. Nothing has changed then.
         """
         self._check(saved)
-        for fragment, state in zip(self._fragments, saved["fragments"], strict=True):
-            for key in ("debt", "reference"):
-                setattr(fragment, key, None if state[key] is None else [x.float().cpu().clone() for x in state[key]])
-            fragment.unsaved = {
-                number: [x.numpy().tobytes() for x in wires] for number, wires in state["unsaved"].items()
-            }
-            fragment.marks = dict(state["marks"])
-            for key in (*_COUNTS, *_FLAGS):
-                setattr(fragment, key, state[key])
+        with reading("a learner"):
+            run, steps = read_text(saved["run"], "run"), read_count(saved["steps"], "steps")
+            pairs = zip(self._fragments, saved["fragments"], strict=True)
+            fragments = [self._read(fragment, state) for fragment, state in pairs]
+            parameters = {name: saved["parameters"][name] for name in self._parameters}
+            for name, x in parameters.items():
+                if (got := tuple(x.shape)) != (own := tuple(self._parameters[name].shape)):
+                    raise StateError(f"the parameter {name!r} should be {own}, got {got}")
+        for fragment, values in zip(self._fragments, fragments, strict=True):
+            for key, value in values.items():
+                setattr(fragment, key, value)
         for name, p in self._parameters.items():
-            p.detach().copy_(saved["parameters"][name])
-        self.run, self.stats.steps = saved["run"], saved["steps"]
+            p.detach().copy_(parameters[name])
+        self.run, self.stats.steps = run, steps
         self.disconnected()
 
+    def _read(self, fragment: _Fragment, state: Any) -> dict[str, Any]:
+        """The attributes of a fragment that a state says."""
+        sizes = [self._parameters[name].numel() for name in fragment.names]
+        values: dict[str, Any] = {key: read_count(state[key], key) for key in _COUNTS}
+        values |= {key: bool(state[key]) for key in _FLAGS}
+        for key in ("debt", "reference"):
+            values[key] = None if state[key] is None else read_tensors(state[key], sizes, key)
+        values["marks"] = {int(number): int(mark) for number, mark in state["marks"].items()}
+        values["unsaved"] = {
+            read_count(number, "contribution"): [x.numpy().tobytes() for x in wires]
+            for number, wires in state["unsaved"].items()
+        }
+        return values
+
     def _check(self, saved: Any) -> None:
+        """Refuses the state of something else."""
         if not isinstance(saved, dict) or saved.get("kind") != _PATTERN or saved.get("format") != _FORMAT:
             raise StateError("not the state of a learner of this version")
         own = {"name": self.name, "names": self.plan.names, "codecs": [self.plan.up, self.plan.down]}
@@ -361,27 +392,7 @@ class Learner:
         fragments = saved.get("fragments")
         if not isinstance(fragments, list) or len(fragments) != len(self._fragments):
             raise StateError(f"the state of a learner with other fragments; this one has {len(self._fragments)}")
-        for fragment, state in zip(self._fragments, fragments, strict=True):
-            sizes = [self._parameters[name].numel() for name in fragment.names]
-            for key in ("debt", "reference"):
-                if state[key] is not None and [x.numel() for x in state[key]] != sizes:
-                    raise StateError(f"the {key} of {', '.join(fragment.names)[:200]} has other sizes")
-            if any(type(state[key]) is not int or state[key] < 0 for key in _COUNTS):
-                raise StateError("a state that counts less than nothing")
-        for name, p in self._parameters.items():
-            if saved["parameters"][name].shape != p.shape:
-                raise StateError(
-                    f"the parameter {name!r} should be {tuple(p.shape)}, got {tuple(saved['parameters'][name].shape)}"
-                )
 
 
 _COUNTS = ("sent", "serial", "steps", "tokens")
 _FLAGS = ("pulled", "returning", "keeps")
-
-
-def _as_tensor(wire: bytes) -> Tensor:
-    return (
-        torch.frombuffer(bytearray(wire), dtype=torch.uint8)
-        if wire
-        else torch.empty(0, dtype=torch.uint8, device="cpu")
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from grace.decoupled.codec import DOWN, UP, FragmentCodec
 from grace.decoupled.plan import Plan
+from grace.decoupled.saved import read_count, read_number, read_tensors
 
 SILENT = 8  # steps without a report after which nobody waits for a learner
 
@@ -107,14 +109,17 @@ class Member:
             ],
         }  # fmt: skip
 
-    def load(self, state: dict[str, Any], now: float) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+    def load(self, state: dict[str, Any], sizes: Sequence[Sequence[int]], now: float) -> None:
+        """Takes over what :meth:`state_dict` gave, under :func:`~grace.decoupled.saved.reading`; ``sizes``: numbers of each
+        parameter, by fragment.
+        """
         self.known, self.heard = bool(state["known"]), now
-        for share, saved in zip(self.shares, state["shares"], strict=True):
-            share.received = share.saved = int(saved["received"])
-            share.mark, share.debt = int(saved["mark"]), float(saved["debt"])
+        for share, saved, numbers in zip(self.shares, state["shares"], sizes, strict=True):
+            share.received = share.saved = read_count(saved["received"], "received")
+            share.mark, share.debt = int(saved["mark"]), read_number(saved["debt"], "debt")
+            steps, tokens = (read_count(n, "work") for n in saved["work"])
             if saved["inbox"] is not None:
-                share.inbox = Inbox([x.clone() for x in saved["inbox"]], *map(int, saved["work"]))
+                share.inbox = Inbox(read_tensors(saved["inbox"], numbers, "inbox"), steps, tokens)
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ from grace.decoupled.messages import (
     Welcome,
 )
 from grace.decoupled.plan import Plan
+from grace.decoupled.saved import read_count, read_number, read_tensors, read_text, reading
 from grace.decoupled.settings import SyncerSettings, SyncerStats
 from grace.errors import AgreementError, PayloadError, StateError
 
@@ -235,10 +236,16 @@ class Syncer:
 
     # ---- the first parameters ---------------------------------------------------------------------------------------
     def _adopt(self, plan: Plan) -> None:
-        self.plan = plan
+        sizes = [math.prod(shape) for shape in plan.shapes]
+        try:
+            self._momentum = [torch.zeros(n, dtype=torch.float32, device="cpu") for n in sizes]
+        except RuntimeError as error:
+            raise AgreementError(
+                f"the syncer has no memory for a model of {sum(sizes):,} numbers: it holds each twice, in float32"
+            ) from error
         self._theta = [None] * len(plan.names)
-        self._momentum = [torch.zeros(math.prod(shape), dtype=torch.float32, device="cpu") for shape in plan.shapes]
         self._rounds = [Round() for _ in plan.fragments]
+        self.plan = plan  # last: who finds it finds the others
 
     def _ask_for_parameters(self) -> Sent:
         """Asks the next learner that is there: the first one went before it had sent all."""
@@ -303,12 +310,6 @@ class Syncer:
             if share.behind and share.current:
                 sent += self._send(member, fragment)
         return sent
-
-    def owed(self, name: str, fragment: int) -> list[Tensor]:
-        """The memory for a learner that is there: Θ - h, what it has not been sent, ``[n]`` for each parameter."""
-        share = self.members[name].shares[fragment]
-        theta = self._fragment(fragment, self._theta)
-        return [x - h for x, h in zip(theta, share.held or theta, strict=True)]
 
     # ---- up ---------------------------------------------------------------------------------------------------------
     def _report(self, member: Member, report: Progress) -> None:
@@ -470,26 +471,33 @@ class Syncer:
         """Goes on where ``saved`` stopped, at a time at which no learner is there.
 
         Raises:
-            StateError: it is not a state of a syncer.
+            StateError: it is not a state of a syncer, or one that cannot go on here. Nothing has changed then.
         """
         if not isinstance(saved, dict) or saved.get("kind") != _KIND or saved.get("format") != _FORMAT:
             raise StateError("not the state of a syncer of this version")
         if self.plan is not None:
             raise StateError("this syncer has begun already; load a state into a new one")
-        self.run, self.stats, self._exchange = saved["run"], SyncerStats(**saved["stats"]), saved["exchange"]
-        if saved["plan"] is None:
-            return
-        plan = Plan(**saved["plan"])
-        plan.check("the state")
-        self._adopt(plan)
-        sizes = [x.numel() for x in self._momentum]
-        for key in ("theta", "momentum"):
-            if [n if x is None else x.numel() for x, n in zip(saved[key], sizes, strict=True)] != sizes:
-                raise StateError(f"the {key} in the state of a syncer has other sizes than its plan")
-        self._theta = [None if x is None else x.clone() for x in saved["theta"]]
-        self._momentum = [x.clone() for x in saved["momentum"]]
-        for current, (number, *answered) in zip(self._rounds, saved["rounds"], strict=True):
-            current.number, current.answered = number, set(answered)
-        for name, state in saved["members"].items():
-            self.members[name] = Member.of(name, plan)
-            self.members[name].load(state, now)
+        theta: list[Tensor | None] = []
+        momentum: list[Tensor] = []
+        rounds: list[Round] = []
+        members: dict[str, Member] = {}
+        with reading("a syncer"):
+            run, stats = read_text(saved["run"], "run"), SyncerStats(**saved["stats"])
+            for key, value in asdict(stats).items():
+                read_number(value, key)
+            exchange = None if saved["exchange"] is None else read_number(saved["exchange"], "exchange")
+            plan = None if saved["plan"] is None else Plan(**saved["plan"])
+            if plan is not None:
+                plan.check("the state")
+                sizes = [math.prod(shape) for shape in plan.shapes]
+                momentum = read_tensors(saved["momentum"], sizes, "momentum")
+                for x, n in zip(saved["theta"], sizes, strict=True):
+                    theta.append(None if x is None else read_tensors([x], [n], "theta")[0])
+                for (number, *answered), _ in zip(saved["rounds"], plan.fragments, strict=True):
+                    names = {read_text(name, "name") for name in answered}
+                    rounds.append(Round(read_count(number, "round"), answered=names))
+                for name, state in saved["members"].items():
+                    members[name] = Member.of(read_text(name, "name"), plan)
+                    members[name].load(state, [plan.sizes(p) for p in range(len(plan.fragments))], now)
+        self.run, self.stats, self._exchange, self.plan = run, stats, exchange, plan
+        self._theta, self._momentum, self._rounds, self.members = theta, momentum, rounds, members

@@ -206,6 +206,22 @@ def test_one_learner_too_many_and_another_plan_are_refused():
         table.send(4, [table.learners[4].hello()])
 
 
+def test_a_model_without_room_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch):
+    table = Table()
+    hello = Learner("l1", parameters(), table.plan).hello()
+
+    def fail(*shape: int, **more: object) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", fail)
+        ((_, refusal),) = table.syncer.receive(1, hello, 0.0)
+    assert isinstance(refusal, Refusal)
+    assert "no memory for a model of 1,203 numbers" in refusal.reason
+    assert table.syncer.plan is None
+    assert table.join(2).synchronized
+
+
 CONTRIBUTION = Contribution(0, 0, 1, 1, 1, 1, 0.0, True, [bytes(4 * 1200), bytes(12)])
 BAD = [
     (Progress(-1, 1.0, [1], [1]), "step -1"),
