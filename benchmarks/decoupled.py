@@ -148,9 +148,9 @@ def main() -> None:
     for row, count in zip(rows, others, strict=True):
         row["goodput of the others"] = count / max(1, others[0])
         scores = ", ".join(f"{key} {value:.4f}" for key, value in row["scores"].items())
-        print(  # noqa: T201
+        sys.stdout.write(
             f"{row['run']:<12} goodput of the others {row['goodput of the others']:.1%}, longest pause "
-            f"{row['longest']:.2f} s, kills {row['kills']}, merges {row['syncer']['merges']}; {scores}"
+            f"{row['longest']:.2f} s, kills {row['kills']}, merges {row['syncer']['merges']}; {scores}\n"
         )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grace import wire
+from grace.adapters.outer.fragments import balance
 from grace.decoupled.codec import read_codec, spell_codec
 from grace.errors import ConfigurationError, FingerprintMismatch, PayloadError, out_of_range
 from grace.version import __version__
@@ -72,7 +73,8 @@ class Plan:
         shapes = [list(p.shape) for p in parameters.values()]
         sent = spell_codec(up)
         got = spell_codec(down or ("none" if sent == "none" else "bf16"))
-        places = balance([math.prod(shape) for shape in shapes], fragments)
+        parts = balance(dict(enumerate(map(math.prod, shapes))), fragments)
+        places = [list(part) for part in parts]
         for fragment in places:
             if (size := sum(4 * math.prod(shapes[place]) for place in fragment)) > MOST_BYTES:
                 raise ConfigurationError(
@@ -146,20 +148,3 @@ class Plan:
         raise FingerprintMismatch(
             f"{sender} differs from this run in {text}. All learners of a syncer train one model with the same settings"
         )
-
-
-def balance(sizes: Sequence[int], fragments: int) -> list[list[int]]:
-    """Packs tensors of so many numbers greedily, the largest first, each into the fragment that is smallest then; returns
-    their places, in order.
-
-    Example:
-        >>> balance([5, 3, 3, 2, 2], 2)
-        [[0, 3], [1, 2, 4]]
-    """
-    out: list[list[int]] = [[] for _ in range(fragments)]
-    loads = [0] * fragments
-    for place in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        lightest = min(range(fragments), key=lambda i: (loads[i], len(out[i])))
-        out[lightest].append(place)
-        loads[lightest] += sizes[place]
-    return [sorted(places) for places in out]

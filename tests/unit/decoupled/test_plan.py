@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from grace.decoupled.plan import Plan, balance
+from grace.decoupled.plan import Plan
 from grace.decoupled.settings import SyncerSettings
 from grace.errors import ConfigurationError, FingerprintMismatch, PayloadError
 
@@ -17,12 +17,15 @@ def plan(**more: object) -> Plan:
     return Plan.of(PARAMETERS, **{"every": 10, "fragments": 2, **more})  # type: ignore[arg-type]
 
 
-def test_fragments_have_equal_sizes():
+def test_fragments_have_equal_sizes_and_places_in_order():
     sizes = [1000, 10, 500, 500, 7, 300, 690, 3]
-    loads = [sum(sizes[place] for place in places) for places in balance(sizes, 3)]
+    made = Plan.of(
+        {str(n): torch.zeros(n) for n in dict.fromkeys(sizes)} | {"z": torch.zeros(500)}, every=3, fragments=3
+    )
+    loads = [sum(made.sizes(p)) for p in range(3)]
     assert sum(loads) == sum(sizes)
     assert max(loads) - min(loads) <= 20
-    assert balance([0, 0, 0], 3) == [[0], [1], [2]]
+    assert all(places == sorted(places) for places in made.fragments)
 
 
 def test_fragments_are_staggered():

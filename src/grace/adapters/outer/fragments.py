@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from grace.adapters.outer.presets import OuterSettings
 from grace.errors import ConfigurationError
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Fragments:
@@ -54,13 +57,13 @@ class Fragments:
         return fragment - 1 if over == 0 and 1 <= fragment <= len(self) else None
 
 
-def balance(sizes: Mapping[str, int], parts: int) -> tuple[tuple[str, ...], ...]:
-    """Splits names into parts whose sizes are about equal: the largest first, each to the part that has the least so far. In a
-    part they keep their order.
+def balance(sizes: Mapping[Key, int], parts: int) -> tuple[tuple[Key, ...], ...]:
+    """Splits names, or other keys, into parts whose sizes are about equal: the largest first, each to the part that has the
+    least so far. In a part they keep their order.
     """
     order = {name: place for place, name in enumerate(sizes)}
     heap = [(0, 0, part) for part in range(parts)]  # size, names, part: no part stays empty, whatever is empty
-    filled: list[list[str]] = [[] for _ in range(parts)]
+    filled: list[list[Key]] = [[] for _ in range(parts)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], order[name])):
         size, count, part = heapq.heappop(heap)
         filled[part].append(name)
