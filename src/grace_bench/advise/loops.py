@@ -21,13 +21,10 @@ class OuterCost(Cost):
     """
 
     def __init__(self, inner: Cost, settings: OuterSettings):
+        super().__init__(inner.at)
         self._inner, self._loop = inner, settings
-        super().__init__(self._share)
 
     def _at(self, world: int) -> Replay:
-        return self._share(world)
-
-    def _share(self, world: int) -> Replay:
         whole, every = self._inner.at(world), self._loop.every
         codec = tuple(adds / every for adds in whole.codec)
         return dataclasses.replace(whole, codec=codec, sent=whole.sent / every)
