@@ -106,7 +106,9 @@ class GossipHandle(BaseHandle):
         spoiled = self._restore(xs, self._land(xs))
         every = self.settings.average_every
         if every and self._total % every == 0:
-            spoiled += self._restore(xs, self._average(xs))
+            apart = self._average(xs)
+            self._worker.begin({name: x for name, x in xs.items() if name not in apart})
+            spoiled += self._restore(xs, apart)
             self._session.advance()
         else:
             spoiled += self._restore(xs, self._launch(xs))
@@ -191,6 +193,7 @@ class GossipHandle(BaseHandle):
         xs = {name: self._numbers(name) for name in self._parameters}
         self._restore(xs, self._land(xs))
         spoiled = self._average(xs)
+        self._worker.begin({name: x for name, x in xs.items() if name not in spoiled})
         self._write(xs, spoiled)
         self._refuse(spoiled)
 

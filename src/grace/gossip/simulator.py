@@ -67,7 +67,10 @@ class GossipSimulator:
         self.steps += 1
         every = self.settings.average_every
         if every and self.steps % every == 0:
-            return {name: [torch.stack(list(xs)).mean(0)] * self.world for name, xs in tensors.items()}
+            means = {name: torch.stack(list(xs)).mean(0) for name, xs in tensors.items()}
+            for worker in self._workers:
+                worker.begin(means)
+            return {name: [mean] * self.world for name, mean in means.items()}
         runs = [
             tracer.trace(worker.mix({name: xs[rank] for name, xs in tensors.items()}, self._peers(rank)))
             for rank, (worker, tracer) in enumerate(zip(self._workers, self._tracers, strict=True))

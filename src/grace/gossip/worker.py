@@ -33,10 +33,12 @@ class GossipWorker:
         self._layouts = Layouts()
 
     def begin(self, shared: Mapping[str, Tensor]) -> None:
-        """All workers begin with these numbers, of any shapes, by name, and know that of each other."""
-        for name, talk in self.talks.items():
-            if isinstance(talk, Choco):
-                h = shared[name].detach().float()
+        """All workers begin with these numbers, of any shapes, by name, or begin anew after an exact average, and know that of
+        each other.
+        """
+        for name, x in shared.items():
+            if isinstance(self.talks[name], Choco):
+                h = x.detach().float()
                 self.states[name] = ChocoState(h.clone(), h.clone())
 
     def mix(self, xs: Mapping[str, Tensor], peer: Callable[[str], Peer]) -> Exchange[dict[str, Mixed]]:

@@ -45,9 +45,10 @@ class OneBitAdam(CompressedOptimizer):
         weight_decay: decoupled, as AdamW's, >= 0.
         bias_correction: whether m and v are corrected as in torch's Adam. The paper's equations do without; then begin with a
             warm-up of the learning rate.
-        freeze_step: after how many steps v is frozen, >= 1; or "auto", the paper's rule: once the sum of v is at least 0.96 of
-            what it was 1/(1 - beta2) steps before, and the learning rate has not risen since. Sums are of v corrected for
-            its start at 0, and are averaged over the ranks, so that all freeze in the same step.
+        freeze_step: after how many steps v is frozen, >= 1; or "auto", the paper's rule, looked at every 1/(1 - beta2) steps
+            with the largest beta2 of the groups: once the sum of v is at least 0.96 of what it was when last looked at, and
+            the learning rate has not risen since. Sums are of v corrected for its start at 0, and are averaged over the
+            ranks, so that all freeze in the same step.
         method: for the momenta: a method, the string that makes it, or a policy; None: one bit both ways. As everywhere, a
             bare method leaves tensors of one dimension, and small ones, uncompressed.
         group: the ranks that train together; by default all. For DTensors those that have the same shard.
@@ -155,7 +156,8 @@ class OneBitAdam(CompressedOptimizer):
         rate = lr
         if self.bias_correction:  # m / (sqrt (v / c) + eps) = sqrt c m / (sqrt v + sqrt c eps)
             beta1, beta2 = entry["betas"]
-            root = math.sqrt(1 - beta2 ** min(step, self.freeze_step or step))
+            frozen = 0 if self.freeze_step is None else max(0, self.steps + 1 - self.freeze_step)  # steps that v stayed
+            root = math.sqrt(1 - beta2 ** (step - frozen))
             rate, eps = lr * root / (1 - beta1**step), eps * root
         if entry["weight_decay"]:
             p.mul_(1 - lr * entry["weight_decay"])

@@ -182,11 +182,11 @@ class ZeroOneAdam(CompressedOptimizer):
         for name, p, entry, state in self._each():
             m, v, sync = (local(state[key]) for key in ("exp_avg", "exp_avg_sq", "x_sync"))
             local(state["u"]).zero_()
-            if bad or not totals[id(entry)]:
+            if bad:
                 m.zero_()
             else:
-                u = means[name].masked_fill_(v == 0, 0.0)
-                m.copy_(u).div_(totals[id(entry)])
+                u, total = means[name].masked_fill_(v == 0, 0.0), totals[id(entry)]
+                m.copy_(u).div_(total) if total else m.zero_()  # u is what memories owed, where the learning rate was 0
                 sync.sub_(divide(u, v, entry["eps"]))
             p.copy_(sync)
         self._taken, self._rates = 0, [0.0] * len(self.param_groups)

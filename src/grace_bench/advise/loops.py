@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from grace.adapters.outer.presets import OuterSettings
+from grace.auto.settings import wanted
 from grace.errors import ConfigurationError
 from grace.predict.costs import Carrier, Cost, Step
 from grace.predict.replay import Replay
@@ -21,13 +22,10 @@ class OuterCost(Cost):
     """
 
     def __init__(self, inner: Cost, settings: OuterSettings):
+        super().__init__(inner.at)
         self._inner, self._loop = inner, settings
-        super().__init__(self._share)
 
     def _at(self, world: int) -> Replay:
-        return self._share(world)
-
-    def _share(self, world: int) -> Replay:
         whole, every = self._inner.at(world), self._loop.every
         codec = tuple(adds / every for adds in whole.codec)
         return dataclasses.replace(whole, codec=codec, sent=whole.sent / every)
@@ -54,9 +52,10 @@ def cost_of(name: str, make: Callable[[str], Cost]) -> Cost:
     algorithm = find_algorithm(name)
     if algorithm is None:
         return make(name)
-    if not isinstance(algorithm, OuterAlgorithm) or not isinstance(algorithm.method, str):
+    method = algorithm.method if isinstance(algorithm, OuterAlgorithm) else None
+    if not isinstance(algorithm, OuterAlgorithm) or not isinstance(method, str) or wanted(method) is not None:
         raise ConfigurationError(
             f"advise: a prediction knows methods and outer loops over them, not {name} ({algorithm.family}); legal: "
             "topk:ratio=0.01 or diloco:every=32, for instance. grace bench train measures it"
         )
-    return OuterCost(make(algorithm.method), algorithm.settings)
+    return OuterCost(make(method), algorithm.settings)

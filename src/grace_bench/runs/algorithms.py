@@ -11,7 +11,6 @@ import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 
 import grace
 from grace import optim
-from grace.adapters.outer.presets import PRESETS, OuterMethod, OuterSettings, read_outer
+from grace.adapters.outer.presets import PRESETS, read_outer
 from grace.errors import ConfigurationError
 from grace.gossip.settings import ALGORITHMS as GOSSIPS
 from grace.gossip.settings import read_gossip
@@ -53,31 +52,18 @@ class Algorithm(ABC):
 
 
 class OuterAlgorithm(Algorithm):
-    """An outer loop, by one of its presets."""
+    """An outer loop, by one of its presets.
+
+    Attributes:
+        settings: of the loop. method: compresses the pseudo-gradients.
+    """
 
     family = "outer loop"
 
     def __init__(self, text: str):
         super().__init__(text)
-        _ = self.settings  # an error now
-
-    @cached_property
-    def _read(self) -> tuple[OuterSettings, OuterMethod]:
-        return read_outer(self.text)
-
-    @property
-    def settings(self) -> OuterSettings:
-        """The settings of the loop."""
-        return self._read[0]
-
-    @property
-    def method(self) -> OuterMethod:
-        """The method that compresses the pseudo-gradients."""
-        return self._read[1]
-
-    @property
-    def period(self) -> int:  # type: ignore[override]
-        return self.settings.every
+        self.settings, self.method = read_outer(text)  # an error now
+        self.period = self.settings.every
 
     def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
         return OuterRun(model, self.text, seed)
@@ -103,7 +89,6 @@ class OuterRun(NoExchange):
             yield model
 
     def end(self) -> None:
-        self._handle.drain()
         self._handle.sync()
 
     def close(self) -> None:

@@ -117,6 +117,10 @@ def test_average_and_disagreement() -> None:
         assert stats.disagreement == worker.handle.disagreement
         assert stats.as_dict()["disagreement"] == pytest.approx(apart, rel=1e-6)
         assert worker.handle.measure() == 0
+        for p in worker.net.parameters():
+            p.grad = None
+        worker.inner.step()  # who agrees, and learns nothing, goes on agreeing
+        assert worker.handle.measure() < 1e-6
         worker.train(5, 6)
         assert worker.handle.measure() > 0
         assert "ring (spectral gap 0.667)" in repr(worker.handle)

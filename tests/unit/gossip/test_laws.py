@@ -1,4 +1,4 @@
-"""The laws of gossip, each with a mutant that breaks it.
+"""The laws of gossip; those that are numbered have mutants that break them.
 
 1. The average over the workers stays.
 2. The distance to the average shrinks by 1 - gap in each step of uncompressed gossip, and not faster than that allows.

@@ -89,10 +89,14 @@ def test_the_simulator() -> None:
         assert all(torch.equal(x, xs["w"][0]) for x in xs["w"]) == (step == 3)
     for name, mean in first.items():
         torch.testing.assert_close(xs[name][0], mean, rtol=1e-5, atol=1e-5)
+    before = simulator.traffic[0].sent
+    for _ in range(3):  # who agrees goes on agreeing
+        after = simulator.step({name: list(each) for name, each in xs.items()})
+        for name, each in after.items():
+            assert all(torch.allclose(x, xs[name][0], rtol=0, atol=1e-6) for x in each)
+    assert simulator.traffic[0].sent > before
     sent = TopK(0.1).facts(1600).payload
-    assert (
-        sent * 2 * 3 <= simulator.traffic[0].sent <= (sent + 4) * 2 * 3 + 2 * 3 * 160 + 3 * 107
-    )  # and biases, and 64 bytes agreed
+    assert sent * 2 * 3 <= before <= (sent + 4) * 2 * 3 + 2 * 3 * 160 + 3 * 107  # and biases, and 64 bytes agreed
     strict = GossipSimulator("dpsgd:nonfinite=error", 2)
     with pytest.raises(NonFiniteError, match="'w'"):
         strict.step({"w": [torch.ones(2), torch.full((2,), torch.nan)]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,3 +215,17 @@ def test_a_compressed_step_sends_a_bit_for_each_number_both_ways() -> None:
     dense, compressed = sent[0], sent[2] - sent[1]
     assert dense >= 4 * 128 * 64
     assert compressed <= 2 * (128 * 64 / 8 / 2 + 64)
+
+
+def test_the_correction_of_v_counts_the_gradients_that_v_has_seen() -> None:
+    """A parameter that had one gradient of 1 before the freeze, and only such ones after it, moves by the learning rate."""
+    workers = Workers(
+        OneBitAdam, 1, lambda: Point(1), lr=1.0, betas=(0.9, 0.9), eps=0.0, freeze_step=10, bias_correction=True,
+        method=everything("none"),
+    )  # fmt: skip
+    places = []
+    for step in range(14):
+        workers.step([[torch.ones(1) if step == 0 or step >= 10 else None]])
+        places.append(float(flat(workers.models[0])))
+    moves = [before - after for before, after in itertools.pairwise(places[9:])]
+    assert moves == pytest.approx([1.0] * 4, abs=1e-5)

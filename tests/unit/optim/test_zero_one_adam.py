@@ -144,6 +144,29 @@ def test_memories_of_gradients_are_not_those_of_steps() -> None:
     assert 0 < float(debt.abs().max()) < 10 * u
 
 
+def test_what_memories_release_is_applied_in_a_window_without_a_learning_rate() -> None:
+    workers = Workers(
+        ZeroOneAdam, 2, lambda: Point(40, 40), freeze_step=3, betas=(0.9, 0.9), eps=0.0, double_every=1, max_interval=1,
+        method=everything("topk:ratio=0.1"),
+    )  # fmt: skip
+    made = torch.Generator().manual_seed(0)
+
+    def owed() -> Tensor:
+        return sum(optimizer.session.worker.state.debts()["x"] for optimizer in workers.optimizers) / 2  # type: ignore[return-value]
+
+    for step in range(8):
+        if step == 7:
+            for optimizer in workers.optimizers:
+                optimizer.param_groups[0]["lr"] = 0.0
+        before, debt = flat(workers.models[0]).clone(), owed() if step > 3 else None
+        workers.step([[torch.randn(40, 40, generator=made)] for _ in range(2)])
+    assert debt is not None
+    root = workers.optimizers[0].state[workers.models[0].x]["exp_avg_sq"].sqrt()  # type: ignore[index]
+    released = (debt - owed()) / root
+    assert float(released.abs().max()) > 1e-4
+    torch.testing.assert_close(before - flat(workers.models[0]), released.flatten(), atol=1e-6, rtol=1e-4)
+
+
 def test_it_finds_a_known_optimum() -> None:
     made = torch.Generator().manual_seed(1)
     goals = [torch.randn(30, 40, generator=made) for _ in range(2)]

@@ -6,7 +6,6 @@ from grace.errors import ConfigurationError
 from grace.predict.links import link
 from grace_bench.advise.advice import candidates, rank
 from grace_bench.advise.loops import OuterCost, cost_of
-from grace_bench.runs.algorithms import OuterAlgorithm
 from tests.unit.grace_bench.advise.test_advice import STEP, cost, costs
 
 SLOW = link("100mbit")
@@ -46,7 +45,7 @@ def test_loops_are_ranked_beside_methods_and_what_they_learn_is_not_known():
     assert candidates(["diloco:every=32", "topk"], 4) == ["none", "bf16", "diloco:every=32", "topk"]
 
 
-def test_an_algorithm_that_no_prediction_knows_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(OuterAlgorithm, "method", None)
-    with pytest.raises(ConfigurationError, match="outer loops over them, not diloco"):
-        loop("diloco:every=32")
+@pytest.mark.parametrize("text", ["onebitadam", "dpsgd:graph=ring", "diloco:every=32,method=auto"])
+def test_an_algorithm_that_no_prediction_knows_is_refused(text: str):
+    with pytest.raises(ConfigurationError, match="outer loops over them, not "):
+        loop(text)
