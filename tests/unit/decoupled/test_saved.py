@@ -35,11 +35,11 @@ def busy_table() -> Table:
 
 def damage(state: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], bool, Any]]:
     """States in which an item is missing, or another thing is in its place: its path, whether it is missing, and the state."""
-    found: Any = state
+    item: Any = state
     for key in path:
-        found = found[key]
-    if isinstance(found, dict | list):
-        for key in range(len(found)) if isinstance(found, list) else list(found):
+        item = item[key]
+    if isinstance(item, dict | list):
+        for key in range(len(item)) if isinstance(item, list) else list(item):
             yield from damage(state, *path, key)
     for put in ("nothing", "a text", ["a list"], -1.5, None) if path else ():
         other = copy.deepcopy(state)
