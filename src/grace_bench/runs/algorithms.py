@@ -19,11 +19,11 @@ from torch import nn
 import grace
 from grace import optim
 from grace.adapters.outer.presets import PRESETS, read_outer
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, nearest, unknown
 from grace.gossip.settings import ALGORITHMS as GOSSIPS
 from grace.gossip.settings import read_gossip
 from grace.run.options import Options
-from grace_bench.runs.baselines import Counters, NoExchange, counters_of
+from grace_bench.runs.baselines import BASELINES, Counters, NoExchange, counters_of
 
 
 class Algorithm(ABC):
@@ -215,7 +215,11 @@ def find_algorithm(text: str) -> Algorithm | None:
     """The algorithm that a run's ``method`` names; None: it names a method or a baseline.
 
     Raises:
-        UnknownNameError, ConfigurationError: an unknown knob, or one out of range.
+        UnknownNameError, ConfigurationError: an unknown knob, or one out of range; a misspelt algorithm.
     """
-    make = ALGORITHMS.get(text.strip().partition(":")[0])
-    return None if make is None else make(text)
+    name = text.strip().partition(":")[0]
+    if (make := ALGORITHMS.get(name)) is not None:
+        return make(text)
+    if name not in (*BASELINES, *grace.methods()) and nearest(name, ALGORITHMS, cutoff=0.8):
+        raise unknown("algorithm", name, ALGORITHMS)
+    return None

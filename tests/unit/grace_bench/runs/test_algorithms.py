@@ -23,6 +23,8 @@ def test_a_preset_is_an_algorithm_and_a_method_is_none():
 def test_what_cannot_be_is_refused_before_anything_starts():
     with pytest.raises(UnknownNameError, match="knob of diloco"):
         RunConfig("digits", "diloco:evry=32")
+    with pytest.raises(UnknownNameError, match="'diloco'"):
+        RunConfig("digits", "diloc:every=32")
     with pytest.raises(ConfigurationError, match="no multiple of fragments=3"):
         RunConfig("digits", "streaming_diloco:every=32,fragments=3")
     with pytest.raises(ConfigurationError, match="trains replicas of a torch model"):
