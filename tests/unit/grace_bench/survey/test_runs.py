@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import os
 import random
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def _run_two(folder):
         run_all(read_plan(plan(folder, PLAN.replace("steps = 3", "steps = 10000000"))), folder, print, jobs=2)
 
 
-def test_no_run_outlives_a_command_that_is_killed(tmp_path):
+def test_runs_have_the_priority_of_their_command_and_none_outlives_it(tmp_path):
     command = SERVER.Process(target=_run_two, args=(tmp_path,))
     command.start()
     try:
@@ -113,6 +114,10 @@ def test_no_run_outlives_a_command_that_is_killed(tmp_path):
             assert command.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        while min(run.cpu_times().user for run in runs) < 0.2:  # they run by then
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert [(run.nice(), os.sched_getscheduler(run.pid)) for run in runs] == [(here.nice(), os.sched_getscheduler(here.pid))] * 2
     finally:
         command.kill()
         command.join()
