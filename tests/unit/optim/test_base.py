@@ -319,7 +319,7 @@ def test_a_state_of_other_tensors_is_refused_before_anything_changes(damage: str
     elif damage != "absent":
         held["exp_avg"] = x.half() if damage == "narrow" else x[:1]
     before = optimizer.state_dict()
-    with pytest.raises(StateError, match="exp_avg|unheard_of"):
+    with pytest.raises(StateError, match=r"exp_avg|unheard_of"):
         optimizer.load_state_dict(saved)
     assert equal(before, optimizer.state_dict())
 
