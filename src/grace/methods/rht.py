@@ -21,6 +21,7 @@ from grace.kernels.multi_tensor import clear_many
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
+from grace.registry.text import strip_parentheses
 
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
 
@@ -146,6 +147,6 @@ def _shared_stream(rng: Stream) -> Stream:
 @functools.lru_cache
 def _parse_inner(text: str) -> Compressor:
     """``"qsgd:bits=2"`` or ``"(qsgd:bits=2)"`` -> QSGD(bits=2)"""
-    inner = method(text.removeprefix("(").removesuffix(")"), communicator="allgather", memory="none")
+    inner = method(strip_parentheses(text), communicator="allgather", memory="none")
     compressor: Compressor = inner.compressor  # type: ignore[attr-defined]
     return compressor
