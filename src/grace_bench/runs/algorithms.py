@@ -252,8 +252,8 @@ class TorchLocalRun(TorchDDP):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of torch, when this is imported
             from torch.distributed.optim import PostLocalSGDOptimizer
-        averager = PeriodicModelAverager(self._every, self._warmup)  # type: ignore[no-untyped-call]
-        return PostLocalSGDOptimizer(optimizer, averager)  # type: ignore[no-untyped-call]
+        averager = PeriodicModelAverager(self._every, self._warmup)
+        return PostLocalSGDOptimizer(optimizer, averager)
 
     def step(self) -> None:
         """Counts the all-reduces of gradients in the warm-up, and that of all parameters at the end of a window."""
@@ -274,7 +274,7 @@ class TorchLocalRun(TorchDDP):
                 p.copy_(own)
 
     def end(self) -> None:
-        average_parameters(iter(self.model.parameters()), dist.group.WORLD)  # type: ignore[no-untyped-call]
+        average_parameters(iter(self.model.parameters()), dist.distributed_c10d._get_default_group())
 
 
 ALGORITHMS: dict[str, Callable[[str], Algorithm]] = {
