@@ -13,11 +13,11 @@ from pathlib import Path
 import grace
 from benchmarks import verdicts
 from benchmarks.comparison import SHARE, Compared, compare
-from benchmarks.evidence import chose_lr, to_json, to_known
+from benchmarks.evidence import Source, chose_lr, to_json, to_known
 from benchmarks.verdicts import Verdict, name_of
 from grace.auto import classes
 from grace_bench.survey import evidence
-from grace_bench.survey.archive import read_archive
+from grace_bench.survey.archive import merge, read_archive
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality
 from grace_bench.survey.plan import Planned, read_plan
 from grace_bench.survey.row import TRIAL, SurveyRow
@@ -25,6 +25,7 @@ from grace_bench.survey.steps import LINKS, StepTable, read_steps
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN, STEPS = HERE / "archive.parquet", HERE / "plan.toml", HERE / "steps.json"
+LONG = HERE / "long.parquet"  # runs of 5,000 steps, by long.toml
 PAGE = HERE.parent / "data/survey-findings.md"
 EVIDENCE = Path(evidence.__file__).with_name(evidence.FILE)
 
@@ -175,12 +176,18 @@ def _share(sent: float) -> str:
     return "-" if math.isnan(sent) else f"{sent:.3g}"
 
 
+def read_all() -> tuple[list[SurveyRow], list[Source]]:
+    """The rows of both archives, of which an installed package knows, and where they are from."""
+    archives = [(path, read_archive(path)) for path in (ARCHIVE, LONG) if path.exists()]
+    return merge(*(rows for _, rows in archives)), [Source.of(path, rows) for path, rows in archives]
+
+
 if __name__ == "__main__":
-    rows = read_archive(ARCHIVE)
+    rows, (every, sources) = read_archive(ARCHIVE), read_all()
     written = (
         (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))),
-        (EVIDENCE, to_json(rows)),
-        (classes.PATH, to_known(rows)),
+        (EVIDENCE, to_json(every)),
+        (classes.PATH, to_known(every, sources)),
     )
     for file, text in written:
         file.write_text(text, encoding="utf-8")

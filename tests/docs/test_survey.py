@@ -7,8 +7,9 @@ import re
 import msgspec
 import pytest
 
-from benchmarks.evidence import gather, to_json
+from benchmarks.evidence import gather, to_json, to_known
 from docs.survey import findings
+from grace.auto import classes
 from grace_bench.survey.archive import check_row, merge, read_archive
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import SurveyRow
@@ -27,7 +28,12 @@ def test_the_page_is_what_the_archive_says(rows: list[SurveyRow]) -> None:
 
 
 def test_what_the_package_knows_is_what_the_archive_says(rows: list[SurveyRow]) -> None:
-    assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(rows), "python -m docs.survey.findings writes it"
+    every, sources = findings.read_all()
+    assert {row.key for row in rows} <= {row.key for row in every}
+    assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(every), "python -m docs.survey.findings writes it"
+    assert classes.PATH.read_text(encoding="utf-8") == to_known(every, sources), (
+        "python -m docs.survey.findings writes it"
+    )
 
 
 def test_with_the_steps_of_an_idle_machine_the_page_has_times(rows: list[SurveyRow]) -> None:
