@@ -44,7 +44,7 @@ def chose_lr(row: SurveyRow) -> bool:
 def to_known(rows: Sequence[SurveyRow], sources: Sequence[Source] = ()) -> str:
     """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`. ``sources``: of the rows."""
     rows = [row for row in rows if not chose_lr(row)]
-    return write_known(gather(rows), _metrics(rows), find_frontier(rows), sources, {row.workers for row in rows})
+    return write_known(gather(rows), metrics_of(rows), find_frontier(rows), sources, {row.workers for row in rows})
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -111,12 +111,13 @@ def _steps(judged: Sequence[Task], name: str, frontier: Mapping[Task, Mapping[st
 def to_json(rows: Sequence[SurveyRow]) -> str:
     """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
     rows = [row for row in rows if not chose_lr(row)]
-    metrics = _metrics(rows)
+    metrics = metrics_of(rows)
     places = [TaskQualities(*task, metrics[task], of) for task, of in gather(rows).items()]
     return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
 
 
-def _metrics(rows: Iterable[SurveyRow]) -> dict[Task, str]:
+def metrics_of(rows: Iterable[SurveyRow]) -> dict[Task, str]:
+    """The metric of each task."""
     return {(row.protocol, row.task, row.steps): row.metric for row in rows}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grace
 from benchmarks import verdicts
 from benchmarks.comparison import SHARE, Compared, compare
-from benchmarks.evidence import Source, chose_lr, to_json, to_known
+from benchmarks.evidence import Source, chose_lr, gather, metrics_of, to_json, to_known
 from benchmarks.verdicts import Verdict, name_of
 from grace.auto import classes
 from grace_bench.survey import evidence
@@ -51,9 +51,27 @@ def missing(rows: Sequence[SurveyRow], plan: Sequence[Planned]) -> list[str]:
     return lines
 
 
-def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | None) -> str:
-    """The page, as Markdown. ``plan``: the runs that there are to be."""
+def overturned(short: Sequence[SurveyRow], every: Sequence[SurveyRow]) -> list[str]:
+    """A line for each method of which long runs say otherwise than ``short`` ones alone. ``every``: both."""
+    tables = [(gather(rows), metrics_of(rows)) for rows in (short, every)]
+    lines = []
+    for name in sorted({name for of in tables[0][0].values() for name in of}):
+        before, after = (evidence.judge(name, *table) for table in tables)
+        if before is None or after is None or before.verdict == after.verdict:
+            continue
+        lines.append(
+            f"- `{name}`: `{before.verdict}` by the shorter runs, as on {before.task} after {before.steps:,} steps; "
+            f"`{after.verdict}` by those of {after.steps:,} steps, as on {after.task}."
+        )
+    return lines
+
+
+def page(
+    rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | None, every: Sequence[SurveyRow] = ()
+) -> str:
+    """The page, as Markdown. ``plan``: the runs that there are to be. ``every``: those of other archives too."""
     tasks = compare(rows, steps)
+    otherwise = overturned(rows, every) if every else []
     hours = sum(row.cpu_seconds for row in rows) / 3600
     seeds = sum(compared.epochs.seeds >= SEEDS for of in tasks.values() for compared in of.values())
     trials = sum(row.protocol.endswith(TRIAL) for row in rows)
@@ -78,6 +96,7 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
         _about_steps(steps), "",
         "| finding | verdict | why |", "| --- | --- | --- |",
         *(f"| {verdict.finding} | **{verdict.verdict}** | {verdict.why} |" for verdict in judge(rows, steps)), "",
+        *(["## Where long runs say otherwise", "", *otherwise, ""] if otherwise else []),
         "## How to read the tables", "",
         "Quality is that at the last evaluation: at equal epochs. *At equal bytes* is the quality when a worker had sent "
         f"{100 * SHARE:g} % of what fp32 sends in the whole run, on a line between two evaluations; whoever sends less in the "
@@ -185,7 +204,7 @@ def read_all() -> tuple[list[SurveyRow], list[Source]]:
 if __name__ == "__main__":
     rows, (every, sources) = read_archive(ARCHIVE), read_all()
     written = (
-        (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))),
+        (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS), every)),
         (EVIDENCE, to_json(every)),
         (classes.PATH, to_known(every, sources)),
     )
