@@ -33,6 +33,7 @@ from grace.kernels.momentum import native as momentum
 from grace.kernels.packing import native as packing
 from grace.kernels.quantiles import native as quantiles
 from grace.kernels.random_masks import native as random_masks
+from grace.kernels.rotation import CentroidCode
 from grace.kernels.rotation import native as rotation
 from grace.kernels.selection import native as selection
 from grace.kernels.signs import native as signs
@@ -91,8 +92,8 @@ def calls() -> Iterator[Call]:
             quantiles.sum_quantiles, {"q": 8},
         ),
         (
-            rotation.encode_rotated, {"bits": 2, "block": B, "unbiased": False, "rng": RNG},
-            rotation.sum_rotated, {"bits": 2, "block": B, "rng": RNG},
+            rotation.encode_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
+            rotation.sum_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
         ),
         (
             sparse.encode_topk, {"k": K, "code": "raw", "narrow": False},
