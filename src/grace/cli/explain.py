@@ -47,7 +47,7 @@ _SECTION = re.compile(r"^([A-Z][A-Za-z ]*):$")
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
 def list_(as_json: Json = False) -> None:
-    """List the registered methods, and the algorithms that exchange something other than gradients. With --json: the methods.
+    """List the registered methods, and the algorithms that exchange something other than gradients.
 
     Example: [bold]grace list[/]
     """

@@ -84,7 +84,7 @@ def test_explain_knows_algorithms_and_their_settings(text, shown):
     ("arguments", "status", "message"),
     [
         (["explain", "diloco:evry=3"], 1, "unknown knob of diloco 'evry'; did you mean 'every'"),
-        (["verify", "diloco"], 1, "'diloco' is an outer loop, not a method"),
+        (["verify", "diloco"], 2, "'diloco' is an outer loop, not a method"),
         (["explain", "topkk"], 1, "did you mean 'topk'?"),
         (["explain", "topk:ratio=7"], 1, "0 < ratio <= 1"),
         (["train", "--method", "topk", "--task", "digit"], 1, "did you mean 'digits' or 'digits_wide'?"),
