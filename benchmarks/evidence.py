@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -12,22 +11,23 @@ import msgspec
 import grace
 from grace.auto.classes import LIMITS
 from grace_bench.runs.results import LR_ASKED
-from grace_bench.survey.evidence import Quality, Table, Task, TaskQualities, judge, loss_of, quality_of, read_evidence
-from grace_bench.survey.row import TRIAL, SurveyRow
+from grace_bench.survey.evidence import (
+    Quality,
+    Table,
+    Task,
+    TaskQualities,
+    judge,
+    loss_of,
+    quality_of,
+    read_evidence,
+    sort_rows,
+)
+from grace_bench.survey.row import SurveyRow
 
 
 def gather(rows: Iterable[SurveyRow]) -> Table:
     """The qualities on embedded data on the processor, by task and method."""
     return {key: _qualities(of) for key, of in sort_rows(rows).items()}
-
-
-def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]]]:
-    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
-    tasks: dict[Task, dict[str, list[SurveyRow]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
-            tasks[row.protocol, row.task, row.steps][row.method].append(row)
-    return {task: dict(sorted(of.items())) for task, of in sorted(tasks.items())}
 
 
 def chose_lr(row: SurveyRow) -> bool:

@@ -12,7 +12,7 @@ from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import method as make_method
 from grace.registry import split_commas
 from grace.registry.adaptive import Adaptive
-from grace.registry.text import AUTO
+from grace.registry.text import AUTO, strip_parentheses
 
 NAME = AUTO
 
@@ -113,9 +113,10 @@ name_owner(Auto, "auto")
 
 def _read(key: str, value: str) -> Any:
     if key in ("methods", "keep"):
-        if not (value.startswith("(") and value.endswith(")")):
+        inside = strip_parentheses(value)
+        if inside == value:
             raise ConfigurationError(f"auto: {key}={value}; legal: several in parentheses, {key}=(a;b)")
-        parts = [part.strip() for part in value[1:-1].split(";") if part.strip()]
+        parts = [part.strip() for part in inside.split(";") if part.strip()]
         if key == "methods":
             return tuple(parts)
         pairs = [part.partition("=") for part in parts]

@@ -29,8 +29,9 @@ from grace.decoupled.messages import (
     Welcome,
 )
 from grace.decoupled.plan import Plan
-from grace.decoupled.saved import read_count, read_tensors, read_text, reading
+from grace.decoupled.saved import read_tensors, read_text, reading
 from grace.errors import AgreementError, PayloadError, StateError, out_of_range
+from grace.run.saved import check_fits, read_count
 
 SYNCER = "the syncer"
 _FORMAT = 1
@@ -353,10 +354,8 @@ class Learner:
             run, steps = read_text(saved["run"], "run"), read_count(saved["steps"], "steps")
             pairs = zip(self._fragments, saved["fragments"], strict=True)
             fragments = [self._read(fragment, state) for fragment, state in pairs]
-            parameters = {name: saved["parameters"][name] for name in self._parameters}
-            for name, x in parameters.items():
-                if (got := tuple(x.shape)) != (own := tuple(self._parameters[name].shape)):
-                    raise StateError(f"the parameter {name!r} should be {own}, got {got}")
+            parameters = saved["parameters"]
+            check_fits("parameter", parameters, self._parameters)
         for fragment, values in zip(self._fragments, fragments, strict=True):
             for key, value in values.items():
                 setattr(fragment, key, value)

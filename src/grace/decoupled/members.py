@@ -11,7 +11,8 @@ from torch import Tensor
 
 from grace.decoupled.codec import DOWN, UP, FragmentCodec
 from grace.decoupled.plan import Plan
-from grace.decoupled.saved import read_count, read_number, read_tensors
+from grace.decoupled.saved import read_number, read_tensors
+from grace.run.saved import read_count
 
 SILENT = 8  # steps without a report after which nobody waits for a learner
 

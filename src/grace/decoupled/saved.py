@@ -39,17 +39,6 @@ def read_tensors(saved: Any, sizes: Sequence[int], what: str) -> list[Tensor]:
     return [x.detach().to("cpu", torch.float32).reshape(-1).clone() for x in saved]
 
 
-def read_count(value: Any, what: str) -> int:
-    """A whole number >= 0.
-
-    Raises:
-        StateError: it is none.
-    """
-    if type(value) is not int or value < 0:
-        raise StateError(f"a state says {what} {value!r:.80}; legal: a whole number >= 0")
-    return value
-
-
 def read_number(value: Any, what: str) -> float:
     """A number >= 0, whole or not.
 

@@ -39,9 +39,10 @@ from grace.decoupled.messages import (
     Welcome,
 )
 from grace.decoupled.plan import Plan
-from grace.decoupled.saved import read_count, read_number, read_tensors, read_text, reading
+from grace.decoupled.saved import read_number, read_tensors, read_text, reading
 from grace.decoupled.settings import SyncerSettings, SyncerStats
 from grace.errors import AgreementError, PayloadError, StateError
+from grace.run.saved import read_count
 
 Sent: TypeAlias = "list[tuple[int, FromSyncer]]"
 _FORMAT, _KIND = 1, "grace-syncer"

@@ -24,8 +24,7 @@ from grace.run.saved import OwnState, fill
 from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.transports.base import Transport
-from grace.transports.choose import transport_for_handle
-from grace.transports.torch_distributed import TorchDistributed
+from grace.transports.choose import transport_between
 
 
 class GossipHandle(BaseHandle):
@@ -51,15 +50,13 @@ class GossipHandle(BaseHandle):
     ):
         if optimizer in self._at_work:
             raise ConfigurationError("this optimizer already gossips; use handle.detach() first")
-        if group is not None and transport not in (None, "auto"):
-            raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
         self._model, self._optimizer = model, optimizer
         self._parameters = find_trained(model, optimizer)
         self._kept = {
             name: torch.empty(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
             for name, p in self._parameters.items()
         }
-        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.of_same_ranks(group)
+        over = transport_between(group, transport)
         try:
             self.settings, self.graph = with_graph(settings, over.world)
             self._worker = GossipWorker(self._kept, self.settings, self.graph)

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.adapters.outer.saved import check_fits
 from grace.errors import StateError
 from grace.gossip.worker import GossipWorker
-from grace.run.saved import copy_state, fill
+from grace.run.saved import check_fits, copy_state, fill, read_count
 
 _KEYS = ("gossip", "steps", "conversations", "replica", "kept", "flight")
 
@@ -46,9 +45,7 @@ def read_saved(
         raise StateError(f"not a state of gossip: it lacks {', '.join(missing)}")
     if saved["gossip"] != settings:
         raise StateError(f"the state was saved by gossip with {saved['gossip']!r:.300}, this is {settings!r:.300}")
-    steps = saved["steps"]
-    if type(steps) is not int or steps < 0:
-        raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
+    steps = read_count(saved["steps"], "steps")
     check_fits("replica", saved["replica"], replica)
     check_fits("wide copy", saved["kept"], kept)
     flight = saved["flight"]

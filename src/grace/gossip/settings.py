@@ -21,7 +21,7 @@ from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.algorithms import ALGORITHMS as KNOWN
 from grace.registry.policy import SMALL
-from grace.registry.text import parse
+from grace.registry.text import parse, strip_parentheses
 from grace.schedules import Scheduled
 
 Algorithm: TypeAlias = Literal["dpsgd", "choco", "deepsqueeze"]
@@ -153,8 +153,7 @@ def read_gossip(
         if algorithm is not None and algorithm != name:
             raise ConfigurationError(f"gossip: {compressor!r} and algorithm={algorithm!r} differ; give one of them")
         algorithm, compressor = name, knobs.pop("method", None)
-        if isinstance(compressor, str) and compressor.startswith("(") and compressor.endswith(")"):
-            compressor = compressor[1:-1]
+        compressor = strip_parentheses(compressor) if isinstance(compressor, str) else compressor
     made = read_compressor(compressor)
     algorithm = algorithm or ("dpsgd" if made is None else "choco")
     if algorithm not in ALGORITHMS:

@@ -15,7 +15,7 @@ from grace.contract.knobs import Count, Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.flags.finite import Flag
 from grace.kernels import (
-    Many,
+    TensorList,
     encode_fixed,
     encode_fixed_many,
     fixed_bytes,
@@ -103,11 +103,11 @@ class LPC(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_fixed(received, out, self.bits, self.block, self.clip, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         step = None if self.nearest else rng.step
         return encode_fixed_many(message, many, self.bits, self.block, self.clip, self._shrink, step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_fixed_many(rows, many, self.bits, self.block, self.clip, scale)
 
     def _shrink(self, n: int) -> float:

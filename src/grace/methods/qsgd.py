@@ -14,7 +14,7 @@ from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, check_knobs
 from grace.errors import ConfigurationError
 from grace.kernels import (
-    Many,
+    TensorList,
     dequantize_sum,
     dequantize_sum_many,
     passes_with_largest,
@@ -112,16 +112,16 @@ class QSGD(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         dequantize_sum(received, out, self.s, self.bucket, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return self.encode_clipped_many(message, many, rng, 0.0)
 
-    def encode_clipped_many(self, message: Tensor, many: Many, rng: Stream, clip: float) -> Tensor:
+    def encode_clipped_many(self, message: Tensor, many: TensorList, rng: Stream, clip: float) -> Tensor:
         """As :meth:`encode_many_`, into ``message [s]`` uint8, of numbers that are cut to ``clip`` deviations of their bucket,
         unless that is 0: ``[T]`` bool.
         """
         return quantize_many(message, many, self.s, self.bucket, self.norm, self._shrink, rng.step, clip)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return dequantize_sum_many(rows, many, self.s, self.bucket, scale)
 
     def _shrink(self, n: int) -> float:

@@ -35,12 +35,11 @@ from grace.optim.checkpoint import OptimizerCheckpoint
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
 from grace.run.options import Options
-from grace.run.saved import OwnState
+from grace.run.saved import OwnState, check_fits
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.transports.base import Transport
-from grace.transports.choose import transport_for_handle
-from grace.transports.torch_distributed import TorchDistributed
+from grace.transports.choose import transport_between
 
 _WITHOUT_DDP = "Give it model.module's parameters, of a model that is not wrapped: the optimizer exchanges by itself"
 _TAKEN = (
@@ -73,6 +72,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     _step_supports_amp_scaling = True  # a GradScaler calls step() on all ranks then, whatever it has found on one
     _session: Session | None = None
     needs_whole: ClassVar[bool] = False  # whether a shard of a parameter is not enough
+    passing: ClassVar[frozenset[str]] = frozenset()  # tensors of a parameter's shape that its state has at times
 
     def __init__(
         self,
@@ -337,12 +337,14 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         sizes = [len(entry["params"]) for entry in self.param_groups]
         if (given := [len(entry["params"]) for entry in state.get("param_groups", ())]) != sizes:
             raise StateError(f"the state has groups of {given} parameters, this optimizer of {sizes}")
+        tensors, like = dict[str, Tensor](), self.shared_state()
         for p, held in self._pair(state):
-            for key, x in held.items():
-                if isinstance(x, Tensor) and x.ndim and x.shape != p.shape:
-                    raise StateError(
-                        f"the state's {key} has the shape {tuple(x.shape)}, the parameter {tuple(p.shape)}"
-                    )
+            if (name := self._names.get(p)) is not None:
+                tensors.update({f"{name}/{key}": x for key, x in held.items() if isinstance(x, Tensor)})
+                like.update({f"{name}/{key}": zeros(p) for key in self.passing.intersection(held)})
+                for key in self.passing - held.keys():
+                    like.pop(f"{name}/{key}", None)
+        check_fits("state", tensors, like)
         return {f"counter {key}": value for key, value in counters.items()}
 
     def _pair(self, state: Mapping[str, Any]) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
@@ -484,8 +486,6 @@ def _connect(
     Raises:
         ConfigurationError: they have not, or not so much can be seen.
     """
-    if group is not None and transport not in (None, "auto"):
-        raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
     split = next((name for name, p in named.items() if is_split(p)), None)
     if split is not None:
         if group is None:
@@ -501,6 +501,4 @@ def _connect(
                     'among themselves already. Shard with fully_shard(model, mesh=mesh["shard"]), a mesh of one dimension, '
                     'and give group=mesh["replicate"].get_group()'
                 )
-    if group is not None:
-        return TorchDistributed.of_same_ranks(group)
-    return transport_for_handle(transport or "auto")
+    return transport_between(group, transport)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from grace.adapters.outer.saved import check_fits
 from grace.errors import StateError
 from grace.run.checkpoint import Checkpoint, Memories, pack, unpack
+from grace.run.saved import check_fits
 from grace.run.session import Session
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from grace.optim.onebit_adam import OneBitAdam
 from grace.optim.onebit_lamb import OneBitLamb
 from grace.optim.zero_one_adam import ZeroOneAdam
 from grace.registry import parse as split_text
+from grace.registry.text import strip_parentheses
 
 OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {
     "onebitadam": OneBitAdam,
@@ -65,11 +66,11 @@ def parse(text: str) -> functools.partial[CompressedOptimizer]:
 def _read(text: str, knob: str, value: Any) -> Any:
     if knob == "method" and value is None:
         return "none"  # the method of this name
-    inside = value[1:-1] if isinstance(value, str) and value.startswith("(") and value.endswith(")") else None
+    inside = strip_parentheses(value) if isinstance(value, str) else value
     if knob != "betas":
-        return value if inside is None else inside
+        return inside
     try:
-        first, second = map(float, (inside or "").split(","))
+        first, second = map(float, str(inside).split(","))
     except ValueError:
         raise ConfigurationError(f"{text!r}: betas={value!r}; legal: two numbers, betas=(0.9,0.999)") from None
     return first, second

@@ -73,6 +73,8 @@ class ZeroOneAdam(CompressedOptimizer):
         algorithm 1.
     """
 
+    passing = frozenset({"u", "x_sync"})  # since the first local step
+
     def __init__(
         self,
         params: ParamsT,

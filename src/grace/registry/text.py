@@ -126,6 +126,16 @@ def parse(text: str) -> tuple[str, Knobs]:
     return name, knobs
 
 
+def strip_parentheses(text: str) -> str:
+    """The text within parentheses, which keep its commas together as the value of a knob; another text as it is.
+
+    Example:
+        >>> strip_parentheses("(topk:ratio=0.1,memory=none)"), strip_parentheses("topk")
+        ('topk:ratio=0.1,memory=none', 'topk')
+    """
+    return text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
+
+
 def _split_name(text: str) -> tuple[str, str]:
     """The name, and its knobs."""
     head, _, tail = text.partition(":")

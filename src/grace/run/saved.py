@@ -234,6 +234,39 @@ def _find_method(name: str, text: object, policy: Policy) -> Method[Any]:
         ) from error
 
 
+def check_fits(what: str, tensors: Any, like: Mapping[str, Tensor]) -> None:
+    """Refuses saved tensors, of any shapes, that are not like those of this run.
+
+    Args:
+        what: they are, in words.
+        tensors: that were saved, by name.
+        like: a tensor for each of these names.
+
+    Raises:
+        StateError: which does not fit.
+    """
+    if not isinstance(tensors, Mapping):
+        raise StateError(f"the {what} that was saved should be tensors by name, got {type(tensors).__name__}")
+    if strange := tensors.keys() ^ like.keys():
+        raise StateError(f"the {what} that was saved has other parameters: {', '.join(sorted(map(str, strange)))}")
+    for name, x in tensors.items():
+        p = like[name]
+        if not isinstance(x, Tensor) or x.shape != p.shape or x.dtype != p.dtype:
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.80}"
+            raise StateError(f"the {what} of {name!r} should be {p.dtype} {tuple(p.shape)}, got {got}")
+
+
+def read_count(value: Any, what: str) -> int:
+    """A whole number >= 0 that was saved.
+
+    Raises:
+        StateError: it is none.
+    """
+    if type(value) is not int or value < 0:
+        raise StateError(f"the state says {what} {value!r:.80}; legal: a whole number >= 0")
+    return value
+
+
 def fill(name: str, fresh: Any, plain: Any) -> Any:
     """``plain`` in the shape of ``fresh``, a state that ``init`` has just made.
 

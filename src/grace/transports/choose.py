@@ -113,6 +113,20 @@ def _names() -> tuple[str, ...]:
     return ("auto", *TRANSPORTS.in_order())
 
 
+def transport_between(group: dist.ProcessGroup | None, spec: str | Transport | None = "auto") -> Transport:
+    """As :func:`transport_for_handle`, for a door that has ``group=`` and ``transport=``: between the ranks of the group, in a
+    process group of its own, or else what ``spec`` says.
+
+    Raises:
+        ConfigurationError: both are given. As :func:`transport`.
+    """
+    if group is None:
+        return transport_for_handle(spec or "auto")
+    if spec not in (None, "auto"):
+        raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
+    return TorchDistributed.of_same_ranks(group)
+
+
 def transport_beside(group: dist.ProcessGroup | None, spec: str | Transport | None = "auto") -> Transport:
     """The transport for a model that has a process group: the one asked for, here or by GRACE_TRANSPORT; else one beside the
     group.

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Literal, TypeAlias
@@ -20,6 +21,7 @@ import numpy as np
 import grace
 from grace.auto.classes import LIMITS
 from grace.errors import GraceError
+from grace_bench.survey.row import TRIAL, SurveyRow
 
 SEEDS = 3  # fewer give no interval
 TASKS = 2  # fewer say nothing about methods in general
@@ -134,6 +136,15 @@ def read_evidence() -> tuple[Table, dict[Task, str]]:
     text = (files(__package__) / FILE).read_text(encoding="utf-8")
     places = msgspec.convert(json.loads(text), list[TaskQualities])  # with infinities, which only json reads
     return {place.key: place.methods for place in places}, {place.key: place.metric for place in places}
+
+
+def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]]]:
+    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
+    tasks: dict[Task, dict[str, list[SurveyRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
+            tasks[row.protocol, row.task, row.steps][row.method].append(row)
+    return {task: dict(sorted(of.items())) for task, of in sorted(tasks.items())}
 
 
 def loss_of(quality: Quality, fp32: Quality) -> float:

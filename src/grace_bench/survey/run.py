@@ -61,7 +61,7 @@ def run_all(
         runs: in the order in which they begin.
         out: the folder; ``runs/*.json`` in it.
         told: is told of every run as it ends. One that fails is told and runs again in a later call; the others go on.
-        jobs: processes, with one thread each, at idle priority; 1: this process itself.
+        jobs: processes, with one thread each, at this process's priority; 1: this process itself.
         progress: called with (steps done, steps in all) of a run in this process.
         known: rows of an archive. A run that is among them gets no file in ``out``.
     """
@@ -131,8 +131,7 @@ def _side_by_side(runs: Sequence[Planned], out: Path, jobs: int, progress: Progr
 
 
 def _begin() -> None:
-    """A process of the pool: at idle priority, and it does not outlive the one that started it, however that ends."""
-    yield_to_others()
+    """A process of the pool: at its parent's priority, and it does not outlive the parent, however that ends."""
     threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 

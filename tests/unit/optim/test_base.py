@@ -307,6 +307,23 @@ def test_a_simulated_worker_begins_with_the_parameters_of_rank_0_and_does_not_st
         OneBitAdam(Point(2).named_parameters(), method="none", transport=simulated(2)[1])
 
 
+@pytest.mark.parametrize("damage", ["absent", "narrow", "of another shape", "strange"])
+def test_a_state_of_other_tensors_is_refused_before_anything_changes(damage: str) -> None:
+    _, optimizer = alone()
+    saved = optimizer.state_dict()
+    saved["state"] = {place: dict(held) for place, held in saved["state"].items()}
+    held = saved["state"][1]
+    x = held.pop("exp_avg")
+    if damage == "strange":
+        held.update(exp_avg=x, unheard_of=x)
+    elif damage != "absent":
+        held["exp_avg"] = x.half() if damage == "narrow" else x[:1]
+    before = optimizer.state_dict()
+    with pytest.raises(StateError, match=r"exp_avg|unheard_of"):
+        optimizer.load_state_dict(saved)
+    assert equal(before, optimizer.state_dict())
+
+
 def test_a_string_makes_a_factory() -> None:
     model = small()
     optimizer = parse("onebitadam:freeze_step=7,betas=(0.8,0.99),method=(topk:ratio=0.1,memory=none),lr=0.5")(

@@ -33,6 +33,8 @@ class Fragments:
         [None, None, 0, None, None, None, 1, None]
         >>> [fragments.ending(step) for step in range(1, 9)]
         [None, None, None, 0, None, None, None, 1]
+        >>> [fragments.flying(step) for step in range(1, 9)]
+        [None, None, 0, None, None, None, 1, None]
     """
 
     def __init__(self, sizes: Mapping[str, int], settings: OuterSettings):
@@ -55,6 +57,11 @@ class Fragments:
         """The fragment whose mean is applied at the end of this step."""
         fragment, over = divmod(step, self._period)
         return fragment - 1 if over == 0 and 1 <= fragment <= len(self) else None
+
+    def flying(self, step: int) -> int | None:
+        """The fragment that is in flight once this step of the window, 0 to ``every``, has ended."""
+        started = (step + self._delay) // self._period
+        return started - 1 if started * self._period > step else None
 
 
 def balance(sizes: Mapping[Key, int], parts: int) -> tuple[tuple[Key, ...], ...]:

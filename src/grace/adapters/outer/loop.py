@@ -37,8 +37,7 @@ from grace.run.options import Options
 from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.transports.base import Transport
-from grace.transports.choose import transport_for_handle
-from grace.transports.torch_distributed import TorchDistributed
+from grace.transports.choose import transport_between
 
 _TAKEN = "is already trained in an outer loop, which exchanges it; use handle.detach() first"
 
@@ -71,9 +70,7 @@ class OuterLoop(Resuming):
         self._island = find_island(self._parameters, group, settings)
         self._fragments = Fragments({name: p.numel() for name, p in self._parameters.items()}, settings)
         self._state = OuterState(self._parts, settings, offload)
-        if group is not None and transport not in (None, "auto"):
-            raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
-        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.of_same_ranks(group)
+        over = transport_between(group, transport)
         policy = options.read(fixed)
         _refuse_votes(policy, self._state.theta)
         knobs = {**asdict(settings), "automatic": automatic, **more}

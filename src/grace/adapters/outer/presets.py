@@ -14,7 +14,7 @@ from grace.errors import ConfigurationError, nearest, unknown
 from grace.registry import methods
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
-from grace.registry.text import parse
+from grace.registry.text import parse, strip_parentheses
 
 OuterMethod = Policy | Method[Any] | Auto | Adaptive | str
 
@@ -64,6 +64,11 @@ class OuterSettings:
     def period(self) -> int:
         """Inner steps from the exchange of one fragment to that of the next."""
         return self.every // self.fragments
+
+    @property
+    def schedule(self) -> str:
+        """Steps at which exchanges start and end, in words."""
+        return f"every={self.every}, fragments={self.fragments} and delay={self.delay}"
 
 
 name_owner(OuterSettings, "outer")
@@ -135,8 +140,7 @@ def read_outer(
     if told is not None and method is not None:
         raise ConfigurationError(f"outer: {preset!r} has a method, and {method!r} is another; give one")
     if told is not None:
-        method = str(told)
-        method = method[1:-1] if method.startswith("(") and method.endswith(")") else method
+        method = strip_parentheses(str(told))
     return OuterSettings(**{**known.knobs, **knobs}), known.method if method is None else method
 
 

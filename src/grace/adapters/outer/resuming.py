@@ -145,7 +145,7 @@ class Resuming(Choosing):
 
     def _load(self, saved: Any) -> None:
         read = functools.partial(
-            read_window, settings=self.settings, fragments=self._fragments.names, reference=self._state.theta,
+            read_window, settings=self.settings, fragments=self._fragments, reference=self._state.theta,
             replica=self._parts,
         )  # fmt: skip
         self._session.load_state_dict(saved, also=read)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from grace.adapters.outer.fragments import Fragments
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.outer.state import OuterState
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.trained import part_of
 from grace.errors import StateError
 from grace.run.checkpoint import Checkpoint, Chooser, Memories, pack, unpack
+from grace.run.saved import check_fits, read_count
 from grace.run.session import Session
 
 
@@ -50,9 +52,7 @@ class Window:
         if missing := {"window", *held} - saved.keys():
             raise StateError(f"not a checkpoint of this outer loop: it lacks {', '.join(sorted(missing))}")
         window = unpack(saved["window"])
-        steps = window.get("steps") if isinstance(window, dict) else None
-        if type(steps) is not int or steps < 0:
-            raise StateError(f"the checkpoint counts {steps!r} steps; legal: a whole number >= 0")
+        steps = read_count(window.get("steps") if isinstance(window, dict) else None, "steps")
         for key, like in held.items():
             check_fits(key, self._parts(saved[key]), like)
         return {"steps": steps}
@@ -153,7 +153,7 @@ def read_window(
     saved: Mapping[str, Any],
     *,
     settings: OuterSettings,
-    fragments: Sequence[Sequence[str]],
+    fragments: Fragments,
     reference: Mapping[str, Tensor],
     replica: Mapping[str, Tensor],
 ) -> dict[str, object]:
@@ -162,7 +162,7 @@ def read_window(
     Args:
         saved: the state.
         settings: those of this run.
-        fragments: the names of each.
+        fragments: of this run.
         reference: tensors like theta.
         replica: tensors like the parameters.
 
@@ -171,9 +171,7 @@ def read_window(
     """
     if missing := {"steps", "taken", "alike", "reference", "momentum", "local", "flight"} - saved.keys():
         raise StateError(f"not a state of an outer loop: it lacks {', '.join(sorted(missing))}")
-    steps, taken, alike, flight = saved["steps"], saved["taken"], saved["alike"], saved["flight"]
-    if type(steps) is not int or steps < 0:
-        raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
+    steps, taken, alike = read_count(saved["steps"], "steps"), saved["taken"], saved["alike"]
     if type(taken) is not int or not 0 <= taken < settings.every:
         raise StateError(f"the state is {taken!r} steps into a window; windows of this run have every={settings.every}")
     places = range(len(fragments))
@@ -184,29 +182,29 @@ def read_window(
     if len(set(alike)) < len(fragments) or saved["local"]:
         check_fits("replica", saved["local"], replica)
     common: dict[str, object] = {"steps": steps, "steps into the window": taken, "fragments that are the same": alike}
-    if flight:
-        if not isinstance(flight, Mapping) or flight.keys() != {"fragment", "means"}:
-            raise StateError(f"what the state has in flight should be a fragment and its means, got {flight!r:.60}")
-        place = flight["fragment"]
-        if type(place) is not int or place not in places:
-            raise StateError(f"the state has fragment {place!r} in flight; legal: one of {list(places)}")
-        check_fits("mean in flight", flight["means"], {name: reference[name] for name in fragments[place]})
+    place = _read_flight(saved["flight"], reference, fragments)
+    if place != (due := fragments.flying(taken)):
+        raise StateError(
+            f"the state is {taken} steps into a window with {_told(place)} in flight; with {settings.schedule} there is "
+            f"{_told(due)} in flight then. Load it into a loop with the every, fragments and delay under which it was saved"
+        )
+    if place is not None:
         common["fragment in flight"] = place
     return common
 
 
-def check_fits(what: str, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
-    """Refuses saved tensors that are not like those of this run.
+def _read_flight(flight: Any, reference: Mapping[str, Tensor], fragments: Fragments) -> int | None:
+    """The fragment that a state has in flight, if any."""
+    if not isinstance(flight, Mapping) or (flight and flight.keys() != {"fragment", "means"}):
+        raise StateError(f"what the state has in flight should be a fragment and its means, got {flight!r:.60}")
+    if not flight:
+        return None
+    place = flight["fragment"]
+    if type(place) is not int or place not in range(len(fragments)):
+        raise StateError(f"the state has fragment {place!r} in flight; legal: one of {list(range(len(fragments)))}")
+    check_fits("mean in flight", flight["means"], {name: reference[name] for name in fragments.names[place]})
+    return place
 
-    Raises:
-        StateError: which does not fit.
-    """
-    if not isinstance(tensors, Mapping):
-        raise StateError(f"the {what} that was saved should be tensors by name, got {type(tensors).__name__}")
-    if strange := tensors.keys() ^ like.keys():
-        raise StateError(f"the {what} that was saved has other parameters: {', '.join(sorted(map(str, strange)))}")
-    for name, x in tensors.items():
-        p = like[name]
-        if not isinstance(x, Tensor) or x.shape != p.shape or x.dtype != p.dtype:
-            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
-            raise StateError(f"the {what} of {name!r} should be {p.dtype} {tuple(p.shape)}, got {got}")
+
+def _told(fragment: int | None) -> str:
+    return "nothing" if fragment is None else f"fragment {fragment}"

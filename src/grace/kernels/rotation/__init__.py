@@ -18,8 +18,8 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
-from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -138,7 +138,7 @@ def sum_rotated(
 
 @operation
 def encode_rotated_many(
-    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
+    message: Tensor, many: TensorList, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
 ) -> Tensor:
     """As :func:`encode_rotated` for each tensor, into its place in ``message [s]`` uint8, with the stream that all ranks
     share, or with ``private`` the tensor's own, forked by 0, at this step: ``[T]`` bool, which were finite. Overwrites
@@ -148,7 +148,7 @@ def encode_rotated_many(
 
 @operation
 def sum_rotated_many(
-    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
+    rows: Tensor, many: TensorList, bits: int, block: int, weight: float, step: int, *, private: bool = False
 ) -> Tensor:
     """As :func:`sum_rotated` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as
     a sender writes. With ``private`` a block is of at most 4,096 numbers: :data:`MOST_AT_ONCE`.
@@ -156,7 +156,7 @@ def sum_rotated_many(
 
 
 @operation
-def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
+def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int) -> Tensor:
     """Sets the xs of ``into``, float32, to ``R p`` for ``p = x + memory`` of each tensor of ``many``, as
     :func:`rotate_blocks` with the stream that all ranks share, forked by ``salt``: ``[T]`` bool, which p were finite. The xs
     of both may be the same, and are on the device of ``storage``, of any shape.
@@ -164,7 +164,7 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
 
 
 @operation
-def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+def rotate_norms_many(storage: Tensor, many: TensorList, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
     """As :func:`rotate_many` into ``many.work``, whose xs are one row each: (the norms of all blocks, side by side, float32
     ``[blocks]``; ``[T]`` bool, which were finite).
     """
@@ -172,7 +172,7 @@ def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: 
 
 @operation
 def rotate_back_many(
-    storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
+    storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
     """Sets the xs of ``into``, float32, to ``D H y`` for the xs y of ``many``, float32, which mean nothing afterwards; or with
     ``subtract`` the rests of ``into`` to ``x + memory - D H y``. Otherwise as :func:`rotate_many`.

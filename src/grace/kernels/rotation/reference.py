@@ -19,12 +19,12 @@ from grace.flags.capturing import step_word
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_roots, repeat_by_block
-from grace.kernels.levels import MOST, block_divide, nearest
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
 from grace.kernels.statistics import block_abs_max, block_norm, block_sum
+from grace.kernels.stochastic_levels import MOST, block_divide, nearest
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 from grace.random.reference import threefry2x32
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def sum_rotated(
 
 
 def encode_rotated_many(
-    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
+    message: Tensor, many: TensorList, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
 ) -> Tensor:
     def encode_one(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         rng = many.own_stream(t, 0) if private else many.shared_stream(t, 0)
@@ -133,7 +133,7 @@ def encode_rotated_many(
 
 
 def sum_rotated_many(
-    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
+    rows: Tensor, many: TensorList, bits: int, block: int, weight: float, step: int, *, private: bool = False
 ) -> Tensor:
     streams = iter([_stream(many, row // many.rows, 0, step) for row in range(len(many))])
     return sum_each(
@@ -144,7 +144,7 @@ def sum_rotated_many(
     )
 
 
-def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
+def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int) -> Tensor:
     flags = []
     for t, (x, y) in enumerate(zip(many.xs, into.xs, strict=True)):
         p = x.float() if many.memories is None else x + many.memories[t]
@@ -153,14 +153,14 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
     return torch.stack(flags)
 
 
-def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+def rotate_norms_many(storage: Tensor, many: TensorList, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
     assert many.work is not None
     finite = rotate_many(storage, many, many.work, block, salt, step)
     return torch.cat([block_norm(y, block).view(-1) for y in many.work.xs]), finite
 
 
 def rotate_back_many(
-    storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
+    storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
     for t, (y, x) in enumerate(zip(many.xs, into.xs, strict=True)):
         back = rotate_blocks_back(y, block, _stream(many, t, salt, step))
@@ -171,7 +171,7 @@ def rotate_back_many(
         torch.sub(x if into.memories is None else x + into.memories[t], back, out=into.rests[t])
 
 
-def _stream(many: Many, t: int, salt: int, step: int) -> Stream:
+def _stream(many: TensorList, t: int, salt: int, step: int) -> Stream:
     return replace(many.shared_stream(t, salt), step=step)
 
 

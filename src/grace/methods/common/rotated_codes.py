@@ -17,7 +17,7 @@ from grace.contract.knobs import Rotation
 from grace.flags.finite import Flag
 from grace.kernels import (
     MOST_AT_ONCE,
-    Many,
+    TensorList,
     encode_rotated,
     encode_rotated_many,
     rotated_bytes,
@@ -71,11 +71,11 @@ class RotatedCodes(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_rotated(received, out, self.code_bits, self.block, scale, rng.fork(0), add=add, private=self._private)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         unbiased = self.scale == "unbiased"
         return encode_rotated_many(message, many, self.code_bits, self.block, unbiased, rng.step, private=self._private)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_rotated_many(rows, many, self.code_bits, self.block, scale, rng.step, private=self._private)
 
     def facts(self, n: int) -> Facts:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import os
 import random
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def _run_two(folder):
         run_all(read_plan(plan(folder, PLAN.replace("steps = 3", "steps = 10000000"))), folder, print, jobs=2)
 
 
-def test_no_run_outlives_a_command_that_is_killed(tmp_path):
+def test_runs_have_the_priority_of_their_command_and_none_outlives_it(tmp_path):
     command = SERVER.Process(target=_run_two, args=(tmp_path,))
     command.start()
     try:
@@ -113,6 +114,11 @@ def test_no_run_outlives_a_command_that_is_killed(tmp_path):
             assert command.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        while min(run.cpu_times().user for run in runs) < 0.2:  # they run by then
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        priorities = [(process.nice(), os.sched_getscheduler(process.pid)) for process in (here, *runs)]
+        assert len(set(priorities)) == 1, priorities
     finally:
         command.kill()
         command.join()
