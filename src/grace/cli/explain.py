@@ -23,6 +23,7 @@ import grace
 from grace.auto.classes import LOOSE, evidence_of, permitted, steps_of
 from grace.auto.explain import Explanation
 from grace.auto.settings import NAME, Auto
+from grace.cli.algorithms import describe_algorithm, describe_algorithms
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic, ring_bytes
@@ -37,7 +38,7 @@ from grace.registry.discovery import load
 from grace.run.plan import ExchangePlan, plan
 from grace.verify.peak import peak_of
 from grace_command import catalog
-from grace_command.views import auto_text, error_text, list_table, method_table
+from grace_command.views import algorithm_text, auto_text, error_text, list_table, method_table
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
@@ -48,7 +49,7 @@ _SECTION = re.compile(r"^([A-Z][A-Za-z ]*):$")
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
 def list_(as_json: Json = False) -> None:
-    """List the registered methods.
+    """List the registered methods, and the algorithms that exchange something other than gradients.
 
     Example: [bold]grace list[/]
     """
@@ -56,7 +57,7 @@ def list_(as_json: Json = False) -> None:
     if as_json:
         write_json(rows)
     else:
-        show(list_table(rows))
+        show(list_table(rows, describe_algorithms()))
 
 
 def explain(
@@ -65,7 +66,7 @@ def explain(
         typer.Argument(
             metavar="METHOD",
             autocompletion=complete_method,
-            help="A method, with knobs after a colon; auto; or an error, such as UnknownNameError.",
+            help="A method, with knobs after a colon; auto; an algorithm, as diloco; or an error, as UnknownNameError.",
         ),
     ] = None,
     model: Annotated[
@@ -122,6 +123,12 @@ def explain(
             write_json(about)
         else:
             show(auto_text(about))
+        return
+    if (algorithm := describe_algorithm(method)) is not None:
+        if as_json:
+            write_json(algorithm)
+        else:
+            show(algorithm_text(algorithm))
         return
     told = describe(method)
     if as_json:

@@ -11,7 +11,15 @@ from torch import Tensor
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count
-from grace.kernels import Many, block_count, encode_signs, encode_signs_many, packed_bytes, sum_signs, sum_signs_many
+from grace.kernels import (
+    TensorList,
+    block_count,
+    encode_signs,
+    encode_signs_many,
+    packed_bytes,
+    sum_signs,
+    sum_signs_many,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -59,10 +67,10 @@ class EFSignSGD(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_signs(received, out, self.block, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_signs_many(message, many, self.block, (rng.rank or 0) + rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_signs_many(rows, many, self.block, scale)
 
     def passes(self, n: int) -> int | None:

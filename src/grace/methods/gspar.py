@@ -11,8 +11,8 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share, Steps, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels import Chosen, Many, choose_drawn_many
-from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels import Chosen, TensorList, choose_drawn_many
+from grace.kernels.index_codes.codes import IndexCode
 from grace.kernels.sampling import Chances, DrawnCode
 from grace.kernels.sampling.wire import add_sampled_, sample_
 from grace.random import Stream
@@ -84,7 +84,7 @@ class GSpar(Compressor):
     def counted(self) -> DrawnCode:
         return DrawnCode(self.index)
 
-    def choose_many_(self, many: Many, rng: Stream, code: DrawnCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: DrawnCode) -> Chosen:
         return choose_drawn_many(many.like, many, code, self._chances, rng.step)
 
     @property

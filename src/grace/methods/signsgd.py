@@ -12,7 +12,7 @@ from grace.contract.compressor import Compressor, Fused
 from grace.contract.facts import Facts
 from grace.errors import CompositionError
 from grace.kernels import (
-    Many,
+    TensorList,
     encode_votes,
     encode_votes_many,
     sum_votes,
@@ -70,10 +70,10 @@ class SignSGD(Fused):
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
         take_majority(received, out, self.zero, scale)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_votes_many(message, many, self.zero, (rng.rank or 0) + rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return take_majority_many(rows, many, self.zero, scale)
 
     def passes(self, n: int) -> int | None:

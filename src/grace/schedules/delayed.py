@@ -20,8 +20,8 @@ from grace.contract.together import can_go_together, mean_in_place
 from grace.errors import CompositionError
 from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import finite_many
+from grace.kernels.multi_tensor import finite_many
+from grace.kernels.tensor_list import TensorList, poison_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class Delayed(Method[Any]):
         poison_many(finite, many)
         return [Exchanged(x, None, state, flag) for x, state, flag in zip(xs, states, finite.unbind(0), strict=True)]
 
-    def _find(self, xs: Sequence[Tensor], peers: Peers) -> Many | None:
+    def _find(self, xs: Sequence[Tensor], peers: Peers) -> TensorList | None:
         """These tensors, of any shapes, if kernels for many can take them as they are."""
         workspace = peers.like.lent.workspace
         if workspace is None or peers.keep_rests or not can_go_together(xs, peers):
             return None
         sizes, device = tuple([x.numel() for x in xs]), xs[0].device
         key = (Delayed, device, sizes, peers.names)
-        many: Many = workspace.kept.get(key) or Many(sizes, (), (), device)
+        many: TensorList = workspace.kept.get(key) or TensorList(sizes, (), (), device)
         if not many.point(xs):
             return None
         workspace.kept[key] = many

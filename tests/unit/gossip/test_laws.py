@@ -305,7 +305,7 @@ def _asks_nobody(finite: Any, like: Tensor, peer: Peer, width: int = 1) -> Excha
 
 
 def _hears_a_sum(finite: Any, like: Tensor, peer: Peer, width: int = 1) -> Exchange[int]:
-    """One worker that is finite is enough."""
+    """Goes on if some worker is finite."""
     answer = yield AllReduce(torch.tensor([int(bool(finite)), width]), "max")
     return int(answer[1]) if int(answer[0]) else 0
 

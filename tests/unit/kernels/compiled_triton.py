@@ -45,13 +45,13 @@ def kernels() -> dict[str, Any]:
         modules = [f"{package}.triton"]
         if package == "grace.kernels":
             inner = pkgutil.walk_packages(grace.kernels.__path__, f"{package}.")
-            modules += [f"{m.name}.triton" for m in inner if m.ispkg]
+            modules += [m.name for m in inner if "triton" in m.name.split(".")]
         for name in modules:
             try:
                 module = importlib.import_module(name)
             except ModuleNotFoundError:
                 continue
-            place = name.removeprefix("grace.").removesuffix(".triton")
+            place = name.removeprefix("grace.").replace(".triton", "")
             for key, value in vars(module).items():
                 if isinstance(value, triton.JITFunction) and value.module == name:
                     if "tl.program_id" in value.src or "programs" in value.arg_names:

@@ -8,7 +8,7 @@ import torch
 import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import round_to_bfloat16
-from grace.kernels.index_lists.codes import CODES, varies
+from grace.kernels.index_codes.codes import CODES, varies
 from grace.kernels.sparse import payloads
 
 N = 1003

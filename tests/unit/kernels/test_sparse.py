@@ -8,8 +8,8 @@ from torch import Tensor
 
 from grace.compute import backends
 from grace.errors import InputError, PayloadError
-from grace.kernels.index_lists import FIXED, decode_indices, encode_indices, layout
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels.index_codes.codes import CODES
+from grace.kernels.index_codes.fixed import FIXED, decode_indices, encode_indices, layout
 from grace.kernels.sparse import DENSE, WirePart, payloads, sum_sparse
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels.index_codes.codes import CODES
 from grace.kernels.sampling.units import unit_of_budget
 from grace.methods import Atomo
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels.index_codes.codes import CODES
 from grace.kernels.sampling.units import unit_of_count, unit_of_variance
 from grace.kernels.sampling.wire import uniform32
 from grace.methods import GSpar

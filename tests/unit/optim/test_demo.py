@@ -58,7 +58,7 @@ def test_other_tiles_are_caught(mutant: Callable[[int, int], int], got: str, mon
 
 
 def tiles_are_blocks(transform: Callable[[Tensor, int, int], Tensor] = to_tiles) -> None:
-    """What is in a block of the matrix is in the tile of that place, and a smooth block is its first components."""
+    """A block of the matrix is the tile of that place, and a smooth block is its first component."""
     x = torch.zeros(12, 10)
     x[4:8, 5:10] = 3.0
     tiles = transform(x, 4, 5).view(6, 20)

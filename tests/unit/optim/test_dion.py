@@ -87,7 +87,7 @@ def test_workers_that_do_not_are_caught(mutant: type[DionExchange]) -> None:
 
 
 def orthonormal() -> None:
-    """Of a gradient of low rank that stays, the update is sqrt(m / l) U V^T of it: all its singular values are alike, whatever
+    """The update becomes sqrt(m / l) U V^T of a gradient of low rank that stays: all its singular values are alike, whatever
     those of the gradient are; and no update has a column of another length.
     """
     made = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.calling import LAYOUTS, Layout, encode, new_wire
-from grace.kernels.index_lists import layout, refuse
+from grace.kernels.index_codes.fixed import layout, refuse
 from grace.kernels.noting import ROWS, THREADS, Blank, Call
 from grace.kernels.sparse import WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts

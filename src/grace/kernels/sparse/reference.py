@@ -12,14 +12,15 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.index_lists import PlaceLists, check_list, codes, decode_indices, encode_indices, layout
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
+from grace.kernels.index_codes import codes
+from grace.kernels.index_codes.fixed import PlaceLists, check_list, decode_indices, encode_indices, layout
 from grace.kernels.packing import unpack, unpack_trits
 from grace.kernels.places import add_at_
 from grace.kernels.selection import round_to_bfloat16, take_topk
 from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_CODE, BAD_VALUES, check_parts
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 
 
 def encode_topk(
@@ -68,7 +69,7 @@ def sum_topk(
         family.sum_sparse(parts, row, weight, narrow=narrow, add=add)  # which a device may have a kernel for
 
 
-def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
+def encode_topk_many(message: Tensor, many: TensorList, pairs: Pairs) -> Tensor:
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         row = t * many.rows
         return family.encode_topk(x, pairs.kept[row], pairs.codes[row], memory, rest, narrow=pairs.narrow)
@@ -76,7 +77,7 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
     return encode_each(message, many, encode)
 
 
-def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
+def sum_topk_many(rows: Tensor, many: TensorList, pairs: Pairs, weight: float) -> Tensor:
     lists, grid = zip(pairs.kept, pairs.codes, strict=True), pairs.grid
 
     def add_up(received: list[Tensor], out: Tensor) -> None:
@@ -103,21 +104,23 @@ def sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: S
         add_at_(out, 1, index, values * weight)
 
 
-def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: TensorList, lists: PlaceLists) -> None:
     places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
     for fine, places, part in zip(flags.repeat_interleave(many.rows), places_of, parts, strict=True):
         torch.where(fine, places, torch.arange(len(places), device=index.device, dtype=torch.int64), out=places)
         part.masked_fill_(~fine, 0.0)
 
 
-def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
+def put_listed_many(index: Tensor, values: Tensor, many: TensorList, lists: PlaceLists) -> None:
     assert many.rests is not None
     places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
     for row, places, part in zip(_rows(many.rests), places_of, parts, strict=True):
         row[places] = part
 
 
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
+def take_listed_many(
+    message: Tensor, index: Tensor, many: TensorList, lists: PlaceLists, *, clear: bool = True
+) -> None:
     rows = _rows(many.rests or many.xs)
     places_of = index.split_with_sizes(lists.kept)
     for row, places, part in zip(rows, places_of, _parts(message, many, lists), strict=True):
@@ -126,7 +129,7 @@ def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLis
             row[places] = torch.zeros_like(part)
 
 
-def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
+def sum_listed_many(message: Tensor, index: Tensor, many: TensorList, lists: PlaceLists) -> Tensor:
     flags = []
     for row, places, part in zip(
         _rows(many.xs), index.split_with_sizes(lists.kept), _parts(message, many, lists), strict=True
@@ -141,6 +144,6 @@ def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [row for x in tensors for row in x]
 
 
-def _parts(message: Tensor, many: Many, lists: PlaceLists) -> list[Tensor]:
+def _parts(message: Tensor, many: TensorList, lists: PlaceLists) -> list[Tensor]:
     """The part of ``message [s]`` that belongs to each row."""
     return [message[place // 4 :][:k] for place, k in zip(many.places, lists.kept, strict=True)]
