@@ -22,13 +22,13 @@ def propose(problem: Problem, loaded: Plan | None = None) -> tuple[list[Plan], i
     assert other is not None
     plans = [base, other]
     plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [other.parts for other in plans]]
-    best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
+    best = 2 if len(plans) > 2 and plans[2].cost < base.cost else 0
     if loaded is not None:
         parts = [plan.parts for plan in plans]
         best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
         plans += [loaded] if best == len(plans) else []
-    most = _WORTH * plans[best].seconds
-    return plans, best, [k for k, plan in enumerate(plans) if k != best and (k == 0 or plan.seconds <= most)]
+    most = _WORTH * plans[best].cost
+    return plans, best, [k for k, plan in enumerate(plans) if k != best and (k == 0 or plan.cost <= most)]
 
 
 def propose_again(
@@ -49,8 +49,8 @@ def propose_again(
     best = make_plan(problem)
     number = next((k for k, plan in enumerate(plans) if plan.parts == best.parts), len(plans))
     plans += [best] if number == len(plans) else []
-    used = plans[current].seconds
-    challengers = [number] if best.seconds < _FASTER * used or (alarm and best.seconds < used) else []
-    if alarm or not verified or plans[0].seconds < _FASTER * used:
+    used = plans[current].cost
+    challengers = [number] if best.cost < _FASTER * used or (alarm and best.cost < used) else []
+    if alarm or not verified or plans[0].cost < _FASTER * used:
         challengers.append(0)
     return plans, [k for k in dict.fromkeys(challengers) if k != current]
