@@ -37,7 +37,7 @@ from grace.kernels.rotation import CentroidCode
 from grace.kernels.rotation import native as rotation
 from grace.kernels.selection import native as selection
 from grace.kernels.signs import native as signs
-from grace.kernels.sparse import WirePart
+from grace.kernels.sparse import TopKPairs, WirePart
 from grace.kernels.sparse import native as sparse
 from grace.kernels.statistics import native as statistics
 from grace.kernels.stochastic_levels import Levels
@@ -96,8 +96,8 @@ def calls() -> Iterator[Call]:
             rotation.sum_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
         ),
         (
-            sparse.encode_topk, {"k": K, "code": "raw", "narrow": False},
-            sparse.sum_topk, {"k": K, "code": "raw", "narrow": False},
+            sparse.encode_topk, {"pairs": TopKPairs(K, "raw")},
+            sparse.sum_topk, {"pairs": TopKPairs(K, "raw")},
         ),
     ]  # fmt: skip
     for encode, knobs, decode, decoding in pairs:
