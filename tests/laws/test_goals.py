@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from grace.auto.controller import ONE, Controller
-from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
-from grace.auto.proposals import propose
+from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, propose, shortlist
 from grace.auto.trial import Trial
 
 BASELINES = ("none", "bf16")

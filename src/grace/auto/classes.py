@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from grace.contract.peer import Peer
-from grace.errors import CompositionError, InputError
+from grace.errors import ConfigurationError, InputError
 from grace.predict.ways import TO_ALL, Way
 from grace.registry import method as make_method
 from grace.registry import parse, recipe, spell
@@ -233,17 +233,24 @@ def beside_scattered(names: Sequence[str], world: int, way: Way = TO_ALL) -> lis
     both: list[str] = []
     for name in names:
         both.append(name)
-        base, knobs = parse(name)
-        if name in EXACT or "communicator" in knobs or recipe(base).communicator != "allgather":
-            continue
-        other = f"{name}{',' if knobs else ':'}communicator=scatterreduce"
-        try:
+        if name not in EXACT and (other := over_scatter_reduce(name)) is not None:
             sent, less = _sent(name, world, way), _sent(other, world, way)
-        except CompositionError:
-            continue
-        if sent is not None and less is not None and less < sent:
-            both.append(other)
+            if sent is not None and less is not None and less < sent:
+                both.append(other)
     return list(dict.fromkeys(both))
+
+
+def over_scatter_reduce(spec: str) -> str | None:
+    """The same method over scatter-reduce; None: it does not gather, names its communicator, or has no such."""
+    try:
+        name, knobs = parse(spec)
+        if "communicator" in knobs or recipe(name).communicator != "allgather":
+            return None
+        other = f"{spec}{',' if knobs else ':'}communicator=scatterreduce"
+        make_method(other)
+    except ConfigurationError:
+        return None
+    return other
 
 
 def keeps_memory(name: str) -> bool:

@@ -24,8 +24,7 @@ from grace.auto.history import History
 from grace.auto.looks import look
 from grace.auto.losses import Losses
 from grace.auto.model import STEPS, Model, StepClock, model_of
-from grace.auto.planner import Plan, Problem
-from grace.auto.proposals import propose, propose_again
+from grace.auto.planner import Plan, Problem, propose, propose_again
 from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site

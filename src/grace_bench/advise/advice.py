@@ -10,14 +10,12 @@ import msgspec
 import torch
 
 import grace
-from grace.auto.classes import factor_of
+from grace.auto.classes import factor_of, over_scatter_reduce
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
-from grace.errors import CompositionError
 from grace.predict.break_even import break_even
 from grace.predict.costs import Cost, Step
 from grace.predict.links import MOST, Link
-from grace.registry import parse, recipe
 from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.survey.evidence import Evidence, evidence_for
 
@@ -253,15 +251,6 @@ def compose(spec: str, world: int) -> str:
         traffic = grace.method(spec).traffic(_LIKE, Peer(0, world))
         return None if traffic is None else traffic.sent
 
-    name, knobs = parse(spec)
+    other = None if spec in BASELINES else over_scatter_reduce(spec)
     dense, plain = sent("bf16"), sent(spec)
-    if name in BASELINES or "communicator" in knobs or recipe(name).communicator != "allgather":
-        return spec
-    if plain is None or dense is None or plain < dense:
-        return spec
-    other = f"{spec}{',' if knobs else ':'}communicator=scatterreduce"
-    try:
-        grace.method(other)
-    except CompositionError:
-        return spec
-    return other
+    return spec if other is None or plain is None or dense is None or plain < dense else other
