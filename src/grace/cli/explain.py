@@ -20,6 +20,7 @@ from rich.text import Text
 from torch import nn
 
 import grace
+from grace.auto.classes import LOOSE, evidence_of, permitted, steps_of
 from grace.auto.explain import Explanation
 from grace.auto.settings import NAME, Auto
 from grace.cli.algorithms import describe_algorithm, describe_algorithms
@@ -41,6 +42,7 @@ from grace_command.views import algorithm_text, auto_text, error_text, list_tabl
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
+_MEASURED = 4  # workers that the survey's runs had
 _BETWEEN = "goes between machines: its traffic is counted there, beside a dense all-reduce of the same parts"
 _SECTION = re.compile(r"^([A-Z][A-Za-z ]*):$")
 
@@ -157,8 +159,25 @@ def describe_auto(text: str) -> dict[str, Any]:
         ConfigurationError: a setting that does not exist, or out of range.
     """
     about = inspect.getdoc(Auto) or ""
-    knobs = {"Args": sections_of(about)["Args"]}
-    return {"name": NAME, "settings": str(Auto.read(text)), "summary": about.partition("\n")[0], "sections": knobs}
+    settings = Auto.read(text)
+    sections = {"Args": sections_of(about)["Args"], f"Candidates, among {_MEASURED} workers": _candidates(settings)}
+    return {"name": NAME, "settings": str(settings), "summary": about.partition("\n")[0], "sections": sections}
+
+
+def _candidates(settings: Auto) -> str:
+    """The methods that may be used, with what each sends, loses after as many steps, and how many it takes to bf16's quality;
+    and what is left out.
+    """
+    names, left_out = permitted(
+        LOOSE if settings.error is not None else settings.quality, _MEASURED, None, settings.methods or None,
+        memoryless=settings.error is not None, goal=settings.goal,
+    )  # fmt: skip
+    lines = []
+    for name in names:
+        sent = traffic_row(grace.method(name), SHAPES[1], _MEASURED)["relative_to_bf16"]
+        bytes_ = "bytes that depend on the data" if sent is None else f"{100 * sent:.3g} % of bf16's bytes"
+        lines.append(f"{name}: {bytes_}; {evidence_of(name)}; to bf16's quality {steps_of(name)}")
+    return "\n".join([*lines, *(f"{name} left out: {why}" for name, why in left_out.items())])
 
 
 def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequence[int] = WORLDS) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from grace.contract.knobs import Share
 from grace.kernels.index_codes.codes import IndexCode, varies
 from grace.kernels.index_codes.variable import GapPairs, choose_listed_many
 from grace.kernels.selection import take_topk_many
-from grace.kernels.sparse import Pairs, encode_topk_many, payloads, sum_topk_many
+from grace.kernels.sparse import Pairs, TopKPairs, encode_topk_many, payloads, sum_topk_many
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.variable_sparse import Chosen
 from grace.methods.common.counts import contraction, count_kept
@@ -72,11 +72,10 @@ class TopK(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return payloads.write_topk_(rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
+        return payloads.write_topk_(rows, self._kept(rows.shape[1]), memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        k = count_kept(self.ratio, out.shape[1])
-        payloads.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
+        payloads.sum_pairs(received, out, self._kept(out.shape[1]), scale, add=add)
 
     def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_topk_many(message, many, self._pairs(many))
@@ -96,6 +95,10 @@ class TopK(Fused):
         fields = (sent.to(torch.bfloat16) if code.narrow else sent).view(torch.uint8)
         return choose_listed_many(index, fields, finite, many, lists)
 
+    def _kept(self, n: int) -> TopKPairs:
+        """The pairs in the wire of n numbers."""
+        return TopKPairs(count_kept(self.ratio, n), self.index, self.values == "bfloat16")
+
     def _pairs(self, many: TensorList) -> Pairs:
         """The pairs in the wires of a bucket's tensors."""
 
@@ -105,6 +108,5 @@ class TopK(Fused):
         return many.once(self, make)
 
     def facts(self, n: int) -> Facts:
-        k = count_kept(self.ratio, n)
-        payload = payloads.pairs_bytes(n, k, self.index, self.values)
-        return Facts(contraction=contraction(k / n, self.values), payload=payload)
+        pairs = self._kept(n)
+        return Facts(contraction=contraction(pairs.k / n, self.values), payload=payloads.pairs_bytes(n, pairs))

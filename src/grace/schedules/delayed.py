@@ -18,6 +18,7 @@ from grace.contract.needs import Needs
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together, mean_in_place
 from grace.errors import CompositionError
+from grace.flags.capturing import has_begun
 from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
 from grace.kernels.multi_tensor import finite_many
@@ -68,11 +69,14 @@ class Delayed(Method[Any]):
     def distortion_of(self, x: Tensor, state: Any) -> tuple[Method[Any], Tensor, Any]:
         return self.method.distortion_of(x, state)
 
+    def _begun(self, step: int) -> bool:
+        return has_begun(step, self.start, f"start={self.start}")
+
     def init(self, like: Tensor) -> Any:
         return self.method.init(like)
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return (yield from self.method.exchange(x, state, peer))
         mean = yield AllReduce(x, "mean", donate=True)
         finite = all_finite(mean)
@@ -88,7 +92,7 @@ class Delayed(Method[Any]):
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """As :meth:`exchange`, of tensors of any shapes: before the method begins, on an accelerator by two launches."""
-        if peers and peers[0].step >= self.start:
+        if peers and self._begun(peers[0].step):
             return (yield from self.method.exchange_all(xs, states, peers))
         many = self._find(xs, Peers.of(peers)) if peers else None
         workspace = peers[0].lent.workspace if peers else None
@@ -115,7 +119,7 @@ class Delayed(Method[Any]):
         return many
 
     def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return (yield from self.method.scatter(rows, state, peer))
         check_rows(rows, peer)
         mean = yield ReduceScatter(rows, "mean")
@@ -129,12 +133,12 @@ class Delayed(Method[Any]):
         return self.method.facts(like)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return self.method.traffic(like, peer)
         return cost(AllReduce(like), peer.rank, peer.world)
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return self.method.scatter_traffic(like, peer)
         return cost(ReduceScatter(like), peer.rank, peer.world) + cost(SAID, peer.rank, peer.world)
 

@@ -24,6 +24,7 @@ from grace.kernels.finite import native as finite
 from grace.kernels.fp8 import E4M3
 from grace.kernels.fp8 import native as fp8
 from grace.kernels.index_codes.fixed import native as fixed_codes
+from grace.kernels.linear_quantization import FixedPoint
 from grace.kernels.linear_quantization import native as linear_quantization
 from grace.kernels.log2_quantization import native as log2_quantization
 from grace.kernels.lookup_table import native as lookup_table
@@ -32,12 +33,14 @@ from grace.kernels.momentum import native as momentum
 from grace.kernels.packing import native as packing
 from grace.kernels.quantiles import native as quantiles
 from grace.kernels.random_masks import native as random_masks
+from grace.kernels.rotation import CentroidCode
 from grace.kernels.rotation import native as rotation
 from grace.kernels.selection import native as selection
 from grace.kernels.signs import native as signs
-from grace.kernels.sparse import WirePart
+from grace.kernels.sparse import TopKPairs, WirePart
 from grace.kernels.sparse import native as sparse
 from grace.kernels.statistics import native as statistics
+from grace.kernels.stochastic_levels import Levels
 from grace.kernels.stochastic_levels import native as stochastic_levels
 from grace.kernels.sums import native as sums
 from grace.methods.u8bit import table
@@ -64,16 +67,16 @@ def calls() -> Iterator[Call]:
     pairs: list[tuple[Callable[..., Any], dict[str, Any], Callable[..., Any], dict[str, Any]]] = [
         (dynamic_8bit.encode_codebook, {"book": BOOK, "block": B}, dynamic_8bit.sum_codebook, {"book": BOOK, "block": B}),
         (
-            stochastic_levels.quantize, {"s": 7, "block": B, "norm": "linf", "shrink": 1.0, "rng": RNG},
-            stochastic_levels.dequantize_sum, {"s": 7, "block": B},
+            stochastic_levels.quantize, {"levels": Levels(7, B), "rng": RNG},
+            stochastic_levels.dequantize_sum, {"levels": Levels(7, B)},
         ),
         (signs.encode_signs, {"block": B, "phase": 0}, signs.sum_signs, {"block": B}),
         (signs.encode_two_means, {"tau": 0.0, "block": B}, signs.sum_two_means, {"block": B}),
         (signs.encode_votes, {"zero": "abstain", "phase": 0}, signs.sum_votes, {"zero": "abstain"}),
         (signs.encode_votes, {"zero": "parity", "phase": 0}, signs.take_majority, {"zero": "parity"}),
         (
-            linear_quantization.encode_fixed, {"bits": 4, "block": B, "clip": 1.0, "shrink": 1.0, "rng": None},
-            linear_quantization.sum_fixed, {"bits": 4, "block": B, "clip": 1.0},
+            linear_quantization.encode_fixed, {"code": FixedPoint(4, B, nearest=True), "rng": RNG},
+            linear_quantization.sum_fixed, {"code": FixedPoint(4, B)},
         ),
         (affine.encode_affine, {"bits": 4, "block": B, "rng": RNG}, affine.sum_affine, {"bits": 4, "block": B}),
         (
@@ -89,12 +92,12 @@ def calls() -> Iterator[Call]:
             quantiles.sum_quantiles, {"q": 8},
         ),
         (
-            rotation.encode_rotated, {"bits": 2, "block": B, "unbiased": False, "rng": RNG},
-            rotation.sum_rotated, {"bits": 2, "block": B, "rng": RNG},
+            rotation.encode_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
+            rotation.sum_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
         ),
         (
-            sparse.encode_topk, {"k": K, "code": "raw", "narrow": False},
-            sparse.sum_topk, {"k": K, "code": "raw", "narrow": False},
+            sparse.encode_topk, {"pairs": TopKPairs(K, "raw")},
+            sparse.sum_topk, {"pairs": TopKPairs(K, "raw")},
         ),
     ]  # fmt: skip
     for encode, knobs, decode, decoding in pairs:

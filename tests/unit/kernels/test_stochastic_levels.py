@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grace.compute import backends
-from grace.kernels import block_divide, block_sum, dequantize_sum, nearest, quantize
+from grace.kernels import Levels, block_divide, block_sum, dequantize_sum, nearest, quantize
 from grace.methods.qsgd import QSGD
 from tests.unit.kernels import block_codecs as check
 
@@ -39,12 +39,12 @@ def test_the_number_of_threads_changes_nothing(count: int) -> None:
 @pytest.mark.parametrize("target", backends.available())
 @pytest.mark.parametrize("s", [*LEVELS, 255, 32767])
 def test_the_largest_number_zeros_and_signs_are_exact(s: int, target: str) -> None:
-    x = check.numbers(5, 300)
+    x, levels = check.numbers(5, 300), Levels(s, 300)
     with backends.using(target):
         out = torch.empty_like(x)
-        dequantize_sum([quantize(x, s, 300, "linf", 1.0, check.RNG)[0]], out, s, 300, 1.0)
+        dequantize_sum([quantize(x, levels, check.RNG)[0]], out, levels, 1.0)
         minus = torch.empty_like(x)
-        dequantize_sum([quantize(-x, s, 300, "linf", 1.0, check.RNG)[0]], minus, s, 300, 1.0)
+        dequantize_sum([quantize(-x, levels, check.RNG)[0]], minus, levels, 1.0)
     assert torch.equal(minus, -out)
     assert bool((out[x == 0] == 0).all())
     top = x.abs().amax(1)
@@ -62,10 +62,10 @@ def test_what_fills_the_last_byte_says_nothing(n: int, target: str) -> None:
     x = check.numbers(1, n)
 
     def decode(wire: torch.Tensor) -> torch.Tensor:
-        dequantize_sum([wire], out := torch.empty_like(x), 5, 100, 1.0)
+        dequantize_sum([wire], out := torch.empty_like(x), Levels(5, 100), 1.0)
         return out
 
-    check.assert_fill_says_nothing(quantize(x, 5, 100, "linf", 1.0, check.RNG)[0], 0xF0, decode, target)
+    check.assert_fill_says_nothing(quantize(x, Levels(5, 100), check.RNG)[0], 0xF0, decode, target)
 
 
 def test_nonfinite_numbers_are_found() -> None:

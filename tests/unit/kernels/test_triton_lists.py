@@ -100,8 +100,8 @@ def pairs(n: int, k: int, code: str, narrow: bool) -> None:
 
     def draw() -> list[Tensor]:
         rest, out = torch.empty_like(x), offset(torch.ones(2, n), n % 3)
-        wire, _ = sparse.encode_topk(x.clone(), k, code, memory, rest, narrow=narrow)
-        sparse.sum_topk([wire, wire, wire.clone()], out, k, code, 0.3, narrow=narrow)
+        wire, _ = sparse.encode_topk(x.clone(), sparse.TopKPairs(k, code, narrow), memory, rest)
+        sparse.sum_topk([wire, wire, wire.clone()], out, sparse.TopKPairs(k, code, narrow), 0.3)
         whole = sparse.WirePart(x[0].view(torch.uint8), 0, 0, 0, sparse.DENSE)
         part = sparse.WirePart(wire[1], 0, k * (2 if narrow else 4), k, code)
         sparse.sum_sparse([part] if narrow else [part, whole, part], out[0], -0.7, narrow=narrow, add=True)
@@ -162,10 +162,10 @@ def test_lists_of_any_code_that_do_not_increase_in_range_are_refused(code: str) 
 
 
 def test_values_that_are_not_finite_are_refused() -> None:
-    wire = sparse.encode_topk(torch.ones(1, 20), 3, "raw", None, None, narrow=False)[0]
+    wire = sparse.encode_topk(torch.ones(1, 20), sparse.TopKPairs(3, "raw"), None, None)[0]
     wire[0, 10:12] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)
     with backends.using("triton"), pytest.raises(PayloadError, match="'values' must be finite"):
-        sparse.sum_topk([wire], torch.zeros(1, 20), 3, "raw", 1.0, narrow=False)
+        sparse.sum_topk([wire], torch.zeros(1, 20), sparse.TopKPairs(3, "raw"), 1.0)
 
 
 # ---- more of them, at night -----------------------------------------------------------------------------------------

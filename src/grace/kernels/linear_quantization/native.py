@@ -12,7 +12,7 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
-from grace.kernels.linear_quantization import BAD_UNIT, bad_code, fixed_bytes
+from grace.kernels.linear_quantization import BAD_UNIT, FixedPoint, bad_code
 from grace.kernels.stochastic_levels import MOST
 
 if TYPE_CHECKING:
@@ -23,36 +23,24 @@ native.declare("sum_fixed", P, N, P, N, N, I, I, F, I, I)
 
 
 def encode_fixed(
-    rows: Tensor,
-    bits: int,
-    block: int,
-    clip: float,
-    shrink: float,
-    rng: Stream | None,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
+    rows: Tensor, code: FixedPoint, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    key = (0, 0, 0) if rng is None else rng.native_key()
-    layout = _encode_layout(rows.shape[1], bits, block, clip, shrink, rng is not None)
-    return encode(native.c.encode_fixed, layout, rows, memory, rest, *key)
+    key = (0, 0, 0) if code.nearest else rng.native_key()
+    return encode(native.c.encode_fixed, _encode_layout(rows.shape[1], code), rows, memory, rest, *key)
 
 
-def sum_fixed(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, clip: float, weight: float, *, add: bool = False
-) -> None:
-    layout = _decode_layout(out.shape[1], bits, block, clip == 1)
-    if decode(native.c.sum_fixed, layout, received, out, weight, add):
-        raise PayloadError(bad_code(bits) if clip == 1 else BAD_UNIT)
+def sum_fixed(received: Sequence[Tensor], out: Tensor, code: FixedPoint, weight: float, *, add: bool = False) -> None:
+    if decode(native.c.sum_fixed, _decode_layout(out.shape[1], code), received, out, weight, add):
+        raise PayloadError(bad_code(code.bits) if code.clip == 1 else BAD_UNIT)
 
 
 @functools.lru_cache(LAYOUTS)
-def _encode_layout(n: int, bits: int, block: int, clip: float, shrink: float, stochastic: bool) -> Layout:
-    q = (1 << (bits - 1)) - 1
-    least = q + (clip < 1)
-    knobs = I(bits), I(least), F(clip / q), F(MOST / least), F(shrink), I(stochastic)
-    return Layout(fixed_bytes(n, bits, block), n, block, *knobs)
+def _encode_layout(n: int, code: FixedPoint) -> Layout:
+    bits, least, unit = I(code.bits), I(code.least), F(code.clip / code.q)
+    knobs = bits, least, unit, F(MOST / code.least), F(code.divisor(n)), I(not code.nearest)
+    return Layout(code.payload(n), n, code.block, *knobs)
 
 
 @functools.lru_cache(LAYOUTS)
-def _decode_layout(n: int, bits: int, block: int, symmetric: bool) -> Layout:
-    return Layout(fixed_bytes(n, bits, block), n, block, I(bits), I(symmetric))
+def _decode_layout(n: int, code: FixedPoint) -> Layout:
+    return Layout(code.payload(n), n, code.block, I(code.bits), I(code.clip == 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -12,7 +12,7 @@ from torch import Tensor
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import fits_tile
-from grace.kernels.linear_quantization import BAD_UNIT, bad_code, fixed_bytes
+from grace.kernels.linear_quantization import BAD_UNIT, FixedPoint, bad_code
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.stochastic_levels import MOST
 from grace.kernels.tensor_list import TensorList
@@ -115,63 +115,44 @@ def _sum(
 
 
 def encode_fixed(
-    rows: Tensor,
-    bits: int,
-    block: int,
-    clip: float,
-    shrink: float,
-    rng: Stream | None,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
+    rows: Tensor, code: FixedPoint, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, Flag]:
-    job = Rows(rows, memory, rest, fixed_bytes(rows.shape[1], bits, block), rng)
-    out: tuple[Tensor, Flag] = _write(job, bits, block, clip, shrink, rng is not None)
+    job = Rows(rows, memory, rest, code.payload(rows.shape[1]), None if code.nearest else rng)
+    out: tuple[Tensor, Flag] = _write(job, code)
     return out
 
 
-def encode_fixed_many(
-    message: Tensor,
-    many: TensorList,
-    bits: int,
-    block: int,
-    clip: float,
-    shrink: Callable[[int], float],
-    step: int | None,
-) -> Tensor:
-    job = Tensors(message, many, step)
-    out: Tensor = _write(job, bits, block, clip, job.each(shrink), step is not None)
+def encode_fixed_many(message: Tensor, many: TensorList, code: FixedPoint, step: int) -> Tensor:
+    out: Tensor = _write(Tensors(message, many, None if code.nearest else step), code)
     return out
 
 
-def _write(job: Job, bits: int, block: int, clip: float, shrink: float | Tensor, random: bool) -> Any:
-    q = (1 << (bits - 1)) - 1
-    least, finds = q + (clip < 1), fits_tile(block)
+def _write(job: Job, code: FixedPoint) -> Any:
+    block, finds = code.block, fits_tile(code.block)
     tops, tile = None if finds else job.reduce(largest, largest_of_many, block), span_of(block, whole=finds)
     return job.encode(
         _encode,
         block,
         tops,
-        clip / q,
-        MOST / least,
-        shrink,
+        code.clip / code.q,
+        MOST / code.least,
+        job.each(code, code.divisor),
         tells_whole=True,
-        BITS=bits,
-        LEAST=least,
-        RANDOM=random,
+        BITS=code.bits,
+        LEAST=code.least,
+        RANDOM=not code.nearest,
         FINDS=finds,
         tile=tile,
         G=tile // 8,
     )
 
 
-def sum_fixed(
-    received: Sequence[Tensor], out: Tensor, bits: int, block: int, clip: float, weight: float, *, add: bool = False
-) -> None:
-    width = fixed_bytes(out.shape[1], bits, block)
-    marks = add_up(_sum, received, out, width, block, weight, 2, add=add, BITS=bits, SYMMETRIC=clip == 1)
-    marks.refuse(0, lambda: PayloadError(bad_code(bits)))
+def sum_fixed(received: Sequence[Tensor], out: Tensor, code: FixedPoint, weight: float, *, add: bool = False) -> None:
+    width, symmetric = code.payload(out.shape[1]), code.clip == 1
+    marks = add_up(_sum, received, out, width, code.block, weight, 2, add=add, BITS=code.bits, SYMMETRIC=symmetric)
+    marks.refuse(0, lambda: PayloadError(bad_code(code.bits)))
     marks.refuse(1, lambda: PayloadError(BAD_UNIT))
 
 
-def sum_fixed_many(rows: Tensor, many: TensorList, bits: int, block: int, clip: float, weight: float) -> Tensor:
-    return add_up_many(_sum, rows, many, block, weight, 2, BITS=bits, SYMMETRIC=clip == 1)
+def sum_fixed_many(rows: Tensor, many: TensorList, code: FixedPoint, weight: float) -> Tensor:
+    return add_up_many(_sum, rows, many, code.block, weight, 2, BITS=code.bits, SYMMETRIC=code.clip == 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.index_codes.fixed import PlaceLists
-from grace.kernels.sparse.parts import DENSE, LIST, Pairs, ScaledCodes, WirePart
+from grace.kernels.sparse.parts import DENSE, LIST, Pairs, ScaledCodes, TopKPairs, WirePart
 from grace.kernels.tensor_list import TensorList
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "LIST",
     "Pairs",
     "ScaledCodes",
+    "TopKPairs",
     "WirePart",
     "clear_listed_many",
     "encode_pairs",
@@ -37,10 +38,10 @@ __all__ = [
 
 
 @operation
-def encode_topk(
-    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
-) -> tuple[Tensor, bool]:
-    """The wires uint8 ``[b, w]`` of the k largest of ``rows + memory``, and whether that was finite: :func:`take_topk`."""
+def encode_topk(rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, bool]:
+    """The wires uint8 ``[b, w]`` of the k largest of ``rows + memory``, and whether that was finite: :func:`take_topk`. The
+    code is one of :data:`grace.kernels.index_codes.fixed.FIXED`.
+    """
 
 
 @operation
@@ -58,9 +59,7 @@ def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow:
 
 
 @operation
-def sum_topk(
-    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
-) -> None:
+def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
     """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what wires of :func:`encode_topk` ``[b, w]`` say.
 
     Raises:

@@ -53,6 +53,19 @@ class ScaledCodes:
         return 4 + (packed_bytes(k, self.bits) if self.bits else packed_trits_bytes(k))
 
 
+class TopKPairs(NamedTuple):
+    """The k largest numbers of a row, with a code of their indices, and as bfloat16 if ``narrow``."""
+
+    k: int
+    code: str
+    narrow: bool = False
+
+    @property
+    def before(self) -> int:
+        """Bytes of the values, which come before the indices."""
+        return value_bytes(self.k, self.narrow, None)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The pairs of index and value in the wires of several rows.

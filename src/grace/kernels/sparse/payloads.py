@@ -22,7 +22,17 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels.index_codes import codes as index_codes
 from grace.kernels.selection import round_to_bfloat16, take_at_least, take_topk
-from grace.kernels.sparse import DENSE, LIST, Pairs, WirePart, encode_pairs, encode_topk, sum_sparse, sum_topk
+from grace.kernels.sparse import (
+    DENSE,
+    LIST,
+    Pairs,
+    TopKPairs,
+    WirePart,
+    encode_pairs,
+    encode_topk,
+    sum_sparse,
+    sum_topk,
+)
 from grace.wire import Gathered
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
@@ -55,10 +65,10 @@ def split(wire: Tensor, fields: Sequence[Field], n: int, k: int, code: str, *, s
 
 
 # ---- k pairs in each row --------------------------------------------------------------------------------------------
-def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
-    """Bytes of a wire of k pairs; None if they depend on the list."""
-    size = index_codes.size(n, k, code)
-    return None if size is None else k * _DTYPES[values].itemsize + size
+def pairs_bytes(n: int, pairs: TopKPairs) -> int | None:
+    """Bytes of a wire of k pairs, in any code; None if they depend on the list."""
+    size = index_codes.size(n, pairs.k, pairs.code)
+    return None if size is None else pairs.before + size
 
 
 def pairs_of(sizes: Sequence[int], kept: Callable[[int], int], code: str, values: str) -> Pairs:
@@ -70,29 +80,24 @@ def pairs_of(sizes: Sequence[int], kept: Callable[[int], int], code: str, values
     return Pairs(counts, codes, values == "bfloat16")
 
 
-def write_topk_(
-    rows: Tensor, k: int, code: str, values: str, memory: Tensor | None, rest: Tensor | None
-) -> tuple[Tensor, bool]:
-    """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it leaves out,
-    as :meth:`grace.Compressor.encode_` has them.
+def write_topk_(rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, bool]:
+    """The k largest of ``rows [b, n] + memory``, in any code -> (wire, whether that was finite); ``rest`` keeps what it
+    leaves out, as :meth:`grace.Compressor.encode_` has them.
     """
-    n, narrow = rows.shape[1], values == "bfloat16"
+    n, (k, code, narrow) = rows.shape[1], pairs
     if not index_codes.varies(code):
-        return encode_topk(rows, k, index_codes.fixed_code(n, k, code), memory, rest, narrow=narrow)
+        return encode_topk(rows, TopKPairs(k, index_codes.fixed_code(n, k, code), narrow), memory, rest)
     index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
     return join([round_to_bfloat16(sent) if narrow else sent], index.long(), n, code), finite
 
 
-def sum_pairs(
-    received: Sequence[Tensor], out: Tensor, scale: float, k: int, code: str, values: str, *, add: bool
-) -> None:
+def sum_pairs(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, scale: float, *, add: bool) -> None:
     """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`write_topk_` decode to.
 
     Raises:
         PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
     """
-    (b, n), at, narrow = out.shape, k * _DTYPES[values].itemsize, values == "bfloat16"
-    size = pairs_bytes(n, k, code, values)
+    (b, n), (k, code, narrow), size = out.shape, pairs, pairs_bytes(out.shape[1], pairs)
     if not (type(received) is Gathered and b == 1 and received.width == size):
         for wire in received:
             width = wire.shape[1]
@@ -102,10 +107,10 @@ def sum_pairs(
                     f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
                 )
     if k and size is not None:
-        sum_topk(received, out, k, index_codes.fixed_code(n, k, code), scale, narrow=narrow, add=add)
+        sum_topk(received, out, TopKPairs(k, index_codes.fixed_code(n, k, code), narrow), scale, add=add)
         return
     for j, row in enumerate(out):
-        parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
+        parts = [_part(wire[j], 0, pairs.before, n, k, code) for wire in received]
         sum_sparse(parts, row, scale, narrow=narrow, add=add)
 
 

@@ -17,17 +17,15 @@ from grace.kernels.index_codes.fixed import PlaceLists, check_list, decode_indic
 from grace.kernels.packing import unpack, unpack_trits
 from grace.kernels.places import add_at_
 from grace.kernels.selection import round_to_bfloat16, take_topk
-from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_CODE, BAD_VALUES, check_parts
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.tensor_list.reference import encode_each, sum_each
 
 
-def encode_topk(
-    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
-) -> tuple[Tensor, Flag]:
-    index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
-    return encode_pairs(index, sent, rows.shape[1], code, narrow=narrow), finite
+def encode_topk(rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+    index, sent, finite = take_topk(rows, pairs.k, memory, rest, narrow=pairs.narrow)
+    return encode_pairs(index, sent, rows.shape[1], pairs.code, narrow=pairs.narrow), finite
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Tensor:
@@ -60,19 +58,16 @@ def _add(part: WirePart, out: Tensor, weight: float, narrow: bool) -> None:
         add_at_(out, 0, index[0], added)
 
 
-def sum_topk(
-    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
-) -> None:
-    at = k * (2 if narrow else 4)
+def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
     for j, row in enumerate(out):
-        parts = [WirePart(wire[j], 0, at, k, code) for wire in received]
-        family.sum_sparse(parts, row, weight, narrow=narrow, add=add)  # which a device may have a kernel for
+        parts = [WirePart(wire[j], 0, pairs.before, pairs.k, pairs.code) for wire in received]
+        family.sum_sparse(parts, row, weight, narrow=pairs.narrow, add=add)  # which a device may have a kernel for
 
 
 def encode_topk_many(message: Tensor, many: TensorList, pairs: Pairs) -> Tensor:
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         row = t * many.rows
-        return family.encode_topk(x, pairs.kept[row], pairs.codes[row], memory, rest, narrow=pairs.narrow)
+        return family.encode_topk(x, TopKPairs(pairs.kept[row], pairs.codes[row], pairs.narrow), memory, rest)
 
     return encode_each(message, many, encode)
 
@@ -82,7 +77,7 @@ def sum_topk_many(rows: Tensor, many: TensorList, pairs: Pairs, weight: float) -
 
     def add_up(received: list[Tensor], out: Tensor) -> None:
         if grid is None:
-            family.sum_topk(received, out, *next(lists), weight, narrow=pairs.narrow)
+            family.sum_topk(received, out, TopKPairs(*next(lists), pairs.narrow), weight)
         else:
             sum_grid(received, out.zero_(), *next(lists), grid, weight)
 

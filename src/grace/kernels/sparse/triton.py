@@ -18,7 +18,7 @@ from grace.kernels.index_codes.fixed import PlaceLists, check_list, layout
 from grace.kernels.index_codes.fixed.triton import ListTable, code_byte, code_of, place_in, read_lists
 from grace.kernels.packing import packed_bytes
 from grace.kernels.selection.triton import take_topk, take_topk_many
-from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.sparse_codes import Codes, Payload
 from grace.kernels.sparse_codes.triton import coding, front_bytes_of, load_coded
@@ -186,13 +186,13 @@ def _add_part(wire, index, out, marks, n, k, weight, NARROW: tl.constexpr, LISTE
 
 
 def encode_topk(
-    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
+    rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, Flag] | Any:
-    taken = take_topk(rows, k, memory, rest, narrow=narrow)
+    taken = take_topk(rows, pairs.k, memory, rest, narrow=pairs.narrow)
     if taken is NotImplemented:
         return NotImplemented
     index, sent, finite = taken
-    return _write_pairs(index, sent, rows.shape[1], code, narrow), finite
+    return _write_pairs(index, sent, rows.shape[1], pairs.code, pairs.narrow), finite
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
@@ -201,11 +201,9 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
     return _write_pairs(index.long().contiguous(), sent.contiguous(), n, code, narrow)
 
 
-def sum_topk(
-    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
-) -> None:
+def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
     check_rows(out=out)
-    (b, n), marks, at = out.shape, Marks(out), k * (2 if narrow else 4)
+    (b, n), (k, code, narrow), at, marks = out.shape, pairs, pairs.before, Marks(out)
     if not add and not received:
         out.zero_()
     wires = list(received)

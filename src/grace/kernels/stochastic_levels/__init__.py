@@ -8,8 +8,9 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,49 +25,66 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST",
+    "Levels",
     "block_divide",
     "dequantize_sum",
     "dequantize_sum_many",
     "nearest",
     "quantize",
     "quantize_many",
-    "quantized_bytes",
     "stochastic_round",
 ]
 
 MOST = torch.finfo(torch.float32).max * (1 - 2.0**-20)  # rounded factors chosen for this product do not overflow
 
 
-def quantized_bytes(n: int, s: int, block: int) -> int:
-    """Bytes of the wire of n numbers."""
-    return 4 * block_count(n, block) + code_bytes(n, s)
+class Levels(NamedTuple):
+    """Rounding to s levels on each side of zero, 1 to 32767, in units of the norm of a block of so many numbers, >= 1.
+
+    shrink: what travels is as much smaller as makes the rounding a contraction.
+    """
+
+    s: int
+    block: int
+    norm: Literal["linf", "l2"] = "linf"
+    shrink: bool = False
+
+    def payload(self, n: int) -> int:
+        """Bytes of the wire of n numbers."""
+        return 4 * block_count(n, self.block) + code_bytes(n, self.s)
+
+    def variance(self, n: int) -> float:
+        """A bound on the variance of a block, in units of its squared norm, without ``shrink`` (QSGD, lemma 3.1; linf: of a
+        uniform grid of step N/s).
+        """
+        B, s = min(n, self.block), self.s
+        if self.norm == "l2":
+            return min(B / s**2, math.sqrt(B) / s)
+        return (math.sqrt(B) - 1) / 2 if s == 1 else min(B / (4 * s**2), (math.sqrt(B) - 1) / 2)
+
+    def factor(self, n: int) -> float:
+        """The share of its norm that travels of a block."""
+        return 1 / (1 + self.variance(n)) if self.shrink else 1.0
 
 
 @operation
 def quantize(
-    rows: Tensor,
-    s: int,
-    block: int,
-    norm: Literal["linf", "l2"],
-    shrink: float,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
+    rows: Tensor, levels: Levels, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
     Number i of p becomes ``floor(y)``, or one more if ``y - floor(y) > u_i``, with its sign; ``y = s |p_i| / N`` is rounded to
     a multiple of 2**-16 (and is s for N itself), N is the norm of its block, and u_i is 2**-16 times lane i of the stream,
-    counted over all rows. What travels is ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``, becomes p minus
-    what the wire says. If p is not finite, wire and rest mean nothing.
+    counted over all rows. What travels is ``levels.factor(n)`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``,
+    becomes p minus what the wire says. If p is not finite, wire and rest mean nothing.
 
-    Rows, memory and rest are float32 ``[b, n]``, contiguous; s is 1 to 32767, block >= 1.
+    Rows, memory and rest are float32 ``[b, n]``, contiguous.
     """
 
 
 @operation
 def dequantize_sum(
-    received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
+    received: Sequence[Tensor], out: Tensor, levels: Levels, weight: float, *, add: bool = False
 ) -> None:
     """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, in order.
 
@@ -76,18 +94,9 @@ def dequantize_sum(
 
 
 @operation
-def quantize_many(
-    message: Tensor,
-    many: TensorList,
-    s: int,
-    block: int,
-    norm: Literal["linf", "l2"],
-    shrink: Callable[[int], float],
-    step: int,
-    clip: float = 0.0,
-) -> Tensor:
+def quantize_many(message: Tensor, many: TensorList, levels: Levels, step: int, clip: float = 0.0) -> Tensor:
     """As :func:`quantize` for each tensor, into its place in ``message [s]`` uint8, with its stream at this step: ``[T]``
-    bool, which were finite. ``shrink`` depends on a tensor's size.
+    bool, which were finite.
 
     ``clip``, of "linf" only: what is quantized are the sums as :func:`grace.kernels.cut_to_deviations` cuts them, unless it
     is 0; rests are those of the sums. If one is not finite, the wire is that of zeros.
@@ -95,7 +104,7 @@ def quantize_many(
 
 
 @operation
-def dequantize_sum_many(rows: Tensor, many: TensorList, s: int, block: int, weight: float) -> Tensor:
+def dequantize_sum_many(rows: Tensor, many: TensorList, levels: Levels, weight: float) -> Tensor:
     """As :func:`dequantize_sum` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such
     as a sender writes.
     """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.packing import pack, pack_trits, unpack, unpack_trits
 from grace.kernels.spans import Span, split_spans
 from grace.kernels.statistics import block_abs_max, block_norm, cut_to_deviations
+from grace.kernels.stochastic_levels import Levels
 from grace.kernels.stochastic_levels.codes import BAD_NORM, bad_code, code_bits, code_bytes
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.tensor_list.reference import encode_each, sum_each
@@ -30,16 +31,9 @@ _MOST_FLOAT32 = 127  # levels: with 16 bits more, float32 is exhausted
 
 
 def quantize(
-    rows: Tensor,
-    s: int,
-    block: int,
-    norm: Literal["linf", "l2"],
-    shrink: float,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
+    rows: Tensor, levels: Levels, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, Flag]:
-    b, n = rows.shape
+    (b, n), (s, block, norm, _), factor = rows.shape, levels, levels.factor(rows.shape[1])
     norms = rows.new_empty(b, block_count(n, block))
     codes = rows.new_empty(b, code_bytes(n, s), dtype=torch.uint8)
     finite: Flag = True
@@ -51,7 +45,7 @@ def quantize(
         size = (block_abs_max if norm == "linf" else block_norm)(part, block)  # [1, nb]
         code = _levels(part, size, s, block, rng.lanes(len(span), rows.device, span.first)).add_(s)
         packed = pack_trits(code) if s == 1 else pack(code, code_bits(s))
-        sent = torch.where(size >= _TINY, size, 0.0).mul_(shrink)
+        sent = torch.where(size >= _TINY, size, 0.0).mul_(factor)
         norms[span.row, span.blocks], codes[span.row, _bytes(span, s)] = sent, packed
         if rest is not None:
             decoded = code.sub_(s).float().mul_(repeat_by_block(sent / s, len(span), block))
@@ -60,43 +54,33 @@ def quantize(
 
 
 def dequantize_sum(
-    received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
+    received: Sequence[Tensor], out: Tensor, levels: Levels, weight: float, *, add: bool = False
 ) -> None:
     if not add:
         out.zero_()
     for wire in received:
-        _add(wire, out, s, block, weight)
+        _add(wire, out, levels, weight)
 
 
-def quantize_many(
-    message: Tensor,
-    many: TensorList,
-    s: int,
-    block: int,
-    norm: Literal["linf", "l2"],
-    shrink: Callable[[int], float],
-    step: int,
-    clip: float = 0.0,
-) -> Tensor:
+def quantize_many(message: Tensor, many: TensorList, levels: Levels, step: int, clip: float = 0.0) -> Tensor:
     streams = [replace(stream, step=step) for stream in many.streams]
 
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
-        how = (s, block, norm, shrink(x.shape[1]), streams[t])
         if not clip:
-            return quantize(x, *how, memory, rest)
+            return quantize(x, levels, streams[t], memory, rest)
         total = x.clone() if memory is None else x + memory
         finite = flag(total.isfinite().all())
-        wire, _ = quantize(cut_to_deviations(fill_unless_(finite, total, 0.0), block, clip), *how)
+        wire, _ = quantize(cut_to_deviations(fill_unless_(finite, total, 0.0), levels.block, clip), levels, streams[t])
         if rest is not None:
-            _add(wire, rest.copy_(total), s, block, -1.0)
+            _add(wire, rest.copy_(total), levels, -1.0)
         return wire, finite
 
     return encode_each(message, many, encode)
 
 
-def dequantize_sum_many(rows: Tensor, many: TensorList, s: int, block: int, weight: float) -> Tensor:
-    widths = [4 * block_count(n, block) + code_bytes(n, s) for n in many.sizes]
-    return sum_each(rows, many, widths, lambda received, out: dequantize_sum(received, out, s, block, weight))
+def dequantize_sum_many(rows: Tensor, many: TensorList, levels: Levels, weight: float) -> Tensor:
+    widths = [levels.payload(n) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: dequantize_sum(received, out, levels, weight))
 
 
 def block_divide(rows: Tensor, scale: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -142,8 +126,8 @@ def _round(y: Tensor, lane: Tensor) -> Tensor:
     return (y.abs().add_(0xFFFF - lane) >> 16).mul_(y.sign())
 
 
-def _add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:
-    b, n = out.shape
+def _add(wire: Tensor, out: Tensor, levels: Levels, weight: float) -> None:
+    (b, n), s, block = out.shape, levels.s, levels.block
     fields = [("norms", torch.float32, block_count(n, block)), ("codes", torch.uint8, code_bytes(n, s))]
     norms, codes = wires.split(wire, fields)
     refuse_unless(((norms >= 0) & (norms < math.inf)).all(), lambda: PayloadError(BAD_NORM))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -13,7 +13,7 @@ from torch import Tensor
 from grace.errors import PayloadError
 from grace.kernels.blocks import fits_tile
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many, largest, largest_of_many
-from grace.kernels.stochastic_levels import quantized_bytes
+from grace.kernels.stochastic_levels import Levels
 from grace.kernels.stochastic_levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.tensor_list.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
@@ -121,33 +121,17 @@ def _dequantize_sum(
 
 
 def quantize(
-    rows: Tensor,
-    s: int,
-    block: int,
-    norm: Literal["linf", "l2"],
-    shrink: float,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
+    rows: Tensor, levels: Levels, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> Any:
-    return _write(Rows(rows, memory, rest, quantized_bytes(rows.shape[1], s, block), rng), s, block, norm, shrink)
+    return _write(Rows(rows, memory, rest, levels.payload(rows.shape[1]), rng), levels)
 
 
-def quantize_many(
-    message: Tensor,
-    many: TensorList,
-    s: int,
-    block: int,
-    norm: Literal["linf", "l2"],
-    shrink: Callable[[int], float],
-    step: int,
-    clip: float = 0.0,
-) -> Any:
-    job = Tensors(message, many, step)
-    return _write(job, s, block, norm, job.each(shrink), clip)
+def quantize_many(message: Tensor, many: TensorList, levels: Levels, step: int, clip: float = 0.0) -> Any:
+    return _write(Tensors(message, many, step), levels, clip)
 
 
-def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip: float = 0.0) -> Any:
+def _write(job: Job, levels: Levels, clip: float = 0.0) -> Any:
+    s, block, norm, _ = levels
     how = (largest, largest_of_many) if norm == "linf" else (euclidean_norm, euclidean_norm_of_many)
     per, finds = 5 if s == 1 else 8, s > 1 and norm == "linf" and not clip and fits_tile(block)
     norms, tile = None if finds else job.reduce(*how, block), span_of(block, whole=finds)
@@ -157,7 +141,7 @@ def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip
         _quantize,
         block,
         norms,
-        shrink,
+        job.each(levels, levels.factor),
         per=per,
         tells_whole=True,
         tile=tile,
@@ -180,18 +164,16 @@ def _cut(norms: Tensor, many: TensorList, block: int, clip: float) -> Tensor:
     return torch.minimum(norms, limit).masked_fill_(bad[owners] > 0, 0.0)
 
 
-def dequantize_sum(
-    received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
-) -> Any:
-    width = quantized_bytes(out.shape[1], s, block)
+def dequantize_sum(received: Sequence[Tensor], out: Tensor, levels: Levels, weight: float, *, add: bool = False) -> Any:
+    s, block, width = levels.s, levels.block, levels.payload(out.shape[1])
     marks = add_up(_dequantize_sum, received, out, width, block, weight, 2, add=add, S=s, BITS=_bits(s))
     marks.refuse(0, lambda: PayloadError(BAD_NORM))
     marks.refuse(1, lambda: PayloadError(bad_code(s)))
     return None
 
 
-def dequantize_sum_many(rows: Tensor, many: TensorList, s: int, block: int, weight: float) -> Any:
-    return add_up_many(_dequantize_sum, rows, many, block, weight, 2, S=s, BITS=_bits(s))
+def dequantize_sum_many(rows: Tensor, many: TensorList, levels: Levels, weight: float) -> Any:
+    return add_up_many(_dequantize_sum, rows, many, levels.block, weight, 2, S=levels.s, BITS=_bits(levels.s))
 
 
 def _bits(s: int) -> int:

@@ -10,7 +10,7 @@ Encoders take ``(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -69,8 +69,8 @@ class Rows:
         )  # fmt: skip
         return self.wire, marks.unset()
 
-    def each(self, value: Callable[[int], float]) -> float:
-        """A number that depends on n, for a kernel."""
+    def each(self, spec: Hashable, value: Callable[[int], float]) -> float:
+        """A number that depends on n and the specification, for a kernel."""
         return value(self.rows.shape[1])
 
 
@@ -110,9 +110,9 @@ class Tensors:
         )  # fmt: skip
         return many.all_of(marks.clean)
 
-    def each(self, value: Callable[[int], float]) -> Tensor:
-        """Numbers that depend on n, for a kernel: one for each row, on the device."""
-        return self.many.numbers(("each", value), lambda: [value(n) for n in self.many.sizes], torch.float32)
+    def each(self, spec: Hashable, value: Callable[[int], float]) -> Tensor:
+        """Numbers that depend on n and the specification, for a kernel: one for each row, on the device."""
+        return self.many.numbers(("each", type(spec), spec), lambda: [value(n) for n in self.many.sizes], torch.float32)
 
 
 Job: TypeAlias = Rows | Tensors

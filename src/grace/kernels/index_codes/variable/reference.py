@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grace.kernels.index_codes import codes
 from grace.kernels.index_codes.variable import GapLists, GapPairs, GapPlaces
-from grace.kernels.sparse import payloads
+from grace.kernels.sparse import TopKPairs, payloads
 from grace.kernels.sparse.reference import sum_grid
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.variable_sparse import Chosen
@@ -28,7 +28,7 @@ def sum_gap_pairs_many(rows: Tensor, many: TensorList, code: GapPairs, places: G
     def add_up(received: list[Tensor], x: Tensor, t: int) -> None:
         k = places.lists.kept[t]
         if code.grid is None:
-            payloads.sum_pairs(received, x, weight, k, code.index, "bfloat16" if code.narrow else "float32", add=False)
+            payloads.sum_pairs(received, x, TopKPairs(k, code.index, code.narrow), weight, add=False)
         else:
             sum_grid(received, x.zero_(), k, code.index, code.grid, weight)
 

@@ -17,7 +17,7 @@ from grace.errors import PayloadError
 from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_roots
-from grace.kernels.rotation import BAD_SCALE, CENTROIDS, KEY, MOST_AT_ONCE, rotated_bytes
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS, KEY, MOST_AT_ONCE, CentroidCode
 from grace.kernels.rotation.triton.hadamard import ADD, REPLACE, SET, SUBTRACT, turn, turn_back, turn_many
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many
 from grace.kernels.stochastic_levels import MOST
@@ -244,71 +244,53 @@ def rotate_norms(
 
 
 def encode_rotated(
-    rows: Tensor,
-    bits: int,
-    block: int,
-    unbiased: bool,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
-    *,
-    private: bool = False,
+    rows: Tensor, code: CentroidCode, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, Flag]:
     check_rows(rows=rows, memory=memory, rest=rest)
-    (b, n), bad = rows.shape, Marks(rows)
+    (b, n), block, bad = rows.shape, code.block, Marks(rows)
     y = torch.empty_like(rows, dtype=torch.float32)
     turn(rows, memory, y, block, 1, rng, bad=bad.clean)
     rms = _standard(euclidean_norm(y, None, block), block_roots(n, block, rows))
     pieces = block_count(min(block, max(1, n)), _PIECE)
     grid = block_count(rms.shape[1] * pieces, _ROWS), b
-    scale = _scales(grid, (None, None, None, y, rms), n, bits, block, pieces, unbiased, MANY=False, EVEN=False)
-    job = Rows(y, None, None, rotated_bytes(n, bits, block, private=private), rng if private else None)
-    wire, _finite = _write_codes(job, rms, scale, bits, block, rest is not None, private)
+    scale = _scales(grid, (None, None, None, y, rms), n, code, pieces, MANY=False, EVEN=False)
+    job = Rows(y, None, None, code.payload(n), rng if code.private else None)
+    wire, _finite = _write_codes(job, rms, scale, code, rest is not None)
     if rest is not None:
         turn(y, None, rest, block, 2, rng, SUBTRACT, rows, memory)
     return wire, bad.unset()
 
 
-def encode_rotated_many(
-    message: Tensor, many: TensorList, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
-) -> Tensor:
-    work, marks = many.work, Marks(many.table, len(many))
+def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, step: int) -> Tensor:
+    work, block, marks = many.work, code.block, Marks(many.table, len(many))
     assert work is not None
-    turn_many(many, work, block, 1, 0, step, SET, marks.clean, own=private)
+    turn_many(many, work, block, 1, 0, step, SET, marks.clean, own=code.private)
     rms = _standard(euclidean_norm_of_many(work, block), work.roots(block))
     clip = work.clip(block)
     pieces = block_count(clip, _PIECE)
     tiles = work.tiles(_ROWS, block=clip, pieces=pieces)
     given = (work.table, tiles, work.heads(clip), work.like, rms)
-    scale = _scales((len(tiles),), given, None, bits, clip, pieces, unbiased, MANY=True, EVEN=work.even)
+    scale = _scales((len(tiles),), given, None, code._replace(block=clip), pieces, MANY=True, EVEN=work.even)
     keep = many.rests is not None
-    keys = many.keys(0, own=True) if private else None
-    _write_codes(Tensors(message, work), rms, scale, bits, block, keep, private, keys)
+    keys = many.keys(0, own=True) if code.private else None
+    _write_codes(Tensors(message, work), rms, scale, code, keep, keys)
     if keep:
-        turn_many(work, many, block, 2, 0, step, SUBTRACT, own=private)
+        turn_many(work, many, block, 2, 0, step, SUBTRACT, own=code.private)
     return many.all_of(marks.clean)
 
 
 def sum_rotated(
-    received: Sequence[Tensor],
-    out: Tensor,
-    bits: int,
-    block: int,
-    weight: float,
-    rng: Stream,
-    *,
-    add: bool = False,
-    private: bool = False,
+    received: Sequence[Tensor], out: Tensor, code: CentroidCode, weight: float, rng: Stream, *, add: bool = False
 ) -> None:
-    width, book = rotated_bytes(out.shape[1], bits, block, private=private), _book(bits, out.device)[0]
-    knobs: dict[str, Any] = {"BITS": bits, "LOG": _log(block)}
-    if private and block <= MOST_AT_ONCE:
+    if code.private and code.block > MOST_AT_ONCE:
+        _sum_one_by_one(received, out, code, weight, rng, add)
+        return
+    block, width, book = code.block, code.payload(out.shape[1]), _book(code.bits, out.device)[0]
+    knobs: dict[str, Any] = {"BITS": code.bits, "LOG": _log(block)}
+    if code.private:
         word, tile = step_word(rng.step, out.device), max(block, TILE)
         marks = add_up(_sum_back, received, out, width, block, weight, 1, book, word, add=add, tile=tile, **knobs)
         marks.refuse(0, lambda: PayloadError(BAD_SCALE))
-        return
-    if private:
-        _sum_one_by_one(received, out, width, block, weight, book, rng, add, knobs)
         return
     total = torch.empty_like(out) if add else out
     marks = add_up(_sum, received, total, width, block, weight, 1, book, add=False, KEY=0, **knobs)
@@ -317,17 +299,11 @@ def sum_rotated(
 
 
 def _sum_one_by_one(
-    received: Sequence[Tensor],
-    out: Tensor,
-    width: int,
-    block: int,
-    weight: float,
-    book: Tensor,
-    rng: Stream,
-    add: bool,
-    knobs: dict[str, Any],
+    received: Sequence[Tensor], out: Tensor, code: CentroidCode, weight: float, rng: Stream, add: bool
 ) -> None:
     """As :func:`sum_rotated`, of private rotations of blocks that no program holds."""
+    block, width, book = code.block, code.payload(out.shape[1]), _book(code.bits, out.device)[0]
+    knobs: dict[str, Any] = {"BITS": code.bits, "LOG": _log(block)}
     decoded = torch.empty_like(out)
     if not add:
         out.zero_()
@@ -337,11 +313,10 @@ def _sum_one_by_one(
         marks.refuse(0, lambda: PayloadError(BAD_SCALE))
 
 
-def sum_rotated_many(
-    rows: Tensor, many: TensorList, bits: int, block: int, weight: float, step: int, *, private: bool = False
-) -> Tensor:
-    book, knobs = _book(bits, rows.device)[0], {"BITS": bits, "LOG": _log(block)}
-    if private:
+def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight: float, step: int) -> Tensor:
+    block, book = code.block, _book(code.bits, rows.device)[0]
+    knobs = {"BITS": code.bits, "LOG": _log(block)}
+    if code.private:
         word, tile = step_word(step, many.device), max(block, TILE)
         return add_up_many(_sum_back, rows, many, block, weight, 1, book, word, tile=tile, **knobs)
     legal = add_up_many(_sum, rows, many, block, weight, 1, book, KEY=0, **knobs)
@@ -374,22 +349,15 @@ def _standard(norms: Tensor, roots: Tensor) -> Tensor:
 
 
 def _scales(
-    grid: tuple[int, ...],
-    given: tuple[Any, ...],
-    n: int | None,
-    bits: int,
-    block: int,
-    pieces: int,
-    unbiased: bool,
-    **how: bool,
+    grid: tuple[int, ...], given: tuple[Any, ...], n: int | None, code: CentroidCode, pieces: int, **how: bool
 ) -> Tensor:
     """float32, like the root mean squares, which ``given`` ends with: the scales of rotated blocks."""
-    rms = given[-1]
+    rms, bits, block = given[-1], code.bits, code.block
     count, turns = rms.numel() * pieces, block_count(min(block, _PIECE), _LANES)
     parts = torch.empty(2, count, dtype=torch.float64, device=rms.device)
     top = torch.zeros(rms.shape, dtype=torch.int32, device=rms.device)
     launch(_sums, grid, *given, *_book(bits, rms.device), parts, top, n, block, pieces, turns, count, BITS=bits,
-           SQUARES=not unbiased, LONG=pieces > 1, ROWS=_ROWS, **how)  # fmt: skip
+           SQUARES=not code.unbiased, LONG=pieces > 1, ROWS=_ROWS, **how)  # fmt: skip
     if pieces > 1:
         joined = torch.empty(2, rms.numel(), dtype=torch.float64, device=rms.device)
         launch(
@@ -397,18 +365,18 @@ def _scales(
         )
         parts = joined
     product, square = parts.view(2, *rms.shape)
-    factor = square / product.clamp_min(1e-300) if unbiased else product / square
+    factor = square / product.clamp_min(1e-300) if code.unbiased else product / square
     most = MOST / top.view(torch.float32).clamp_min(1.0)  # so that no number of the block overflows
     return torch.minimum(factor * rms, most.double()).float()
 
 
 def _write_codes(
-    job: Job, rms: Tensor, scale: Tensor, bits: int, block: int, say: bool, private: bool, keys: Tensor | None = None
+    job: Job, rms: Tensor, scale: Tensor, code: CentroidCode, say: bool, keys: Tensor | None = None
 ) -> Any:
     """The wires of rotated numbers, which become what the wires say with ``say``; ``keys``: of many, in private."""
     return job.encode(
-        _write, block, rms, scale, *_book(bits, rms.device), keys, BITS=bits, SAY=say, LOG=_log(block), KEYED=private,
-        G=TILE // 8,
+        _write, code.block, rms, scale, *_book(code.bits, rms.device), keys, BITS=code.bits, SAY=say, LOG=_log(code.block),
+        KEYED=code.private, G=TILE // 8,
     )  # fmt: skip
 
 
