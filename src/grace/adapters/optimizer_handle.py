@@ -211,8 +211,8 @@ class OptimizerHandle(Regrouping):
         self._session.logs.report()
 
     def _has_means(self) -> bool:
-        """True if gradients are means; not if they were dropped since, as by the model's zero_grad(), which tells nobody: other
-        ranks are in the next step then.
+        """True if gradients are means; not if they were dropped since, as by the model's zero_grad(), which tells nobody:
+        other ranks are in the next step then.
         """
         if self._synchronized and self._gave and all(p.grad is None for p in self._parameters.values()):
             self.before_zero_grad()

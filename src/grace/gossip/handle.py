@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from grace.adapters.handle import BaseHandle
-from grace.adapters.trained import find_trained, zero_nonfinite_state
+from grace.adapters.taken import release, take
+from grace.adapters.trained import find_trained, refuse_split, zero_nonfinite_state
 from grace.errors import ConfigurationError, GraceError, NonFiniteError
 from grace.gossip.algorithms import Mixed
 from grace.gossip.saved import read_saved, save_states
@@ -23,8 +23,10 @@ from grace.run.options import Options
 from grace.run.saved import OwnState, fill
 from grace.run.session import Session
 from grace.run.steps import Steps
-from grace.transports.base import Transport
+from grace.transports.base import Transport, closed_on_error
 from grace.transports.choose import transport_between
+
+_TAKEN = "already gossips: its replica is mixed with those of other ranks after each step; use handle.detach() first"
 
 
 class GossipHandle(BaseHandle):
@@ -34,8 +36,6 @@ class GossipHandle(BaseHandle):
     their average when it was last measured, by :meth:`average`, :meth:`measure` or :meth:`averaged_model`, relative to
     the length of the average: ``sqrt(mean of |x_i - mean|^2) / |mean|``; None: not yet.
     """
-
-    _at_work: ClassVar[WeakSet[torch.optim.Optimizer]] = WeakSet()
 
     def __init__(
         self,
@@ -48,28 +48,25 @@ class GossipHandle(BaseHandle):
         group: dist.ProcessGroup | None = None,
         transport: str | Transport | None = "auto",
     ):
-        if optimizer in self._at_work:
-            raise ConfigurationError("this optimizer already gossips; use handle.detach() first")
         self._model, self._optimizer = model, optimizer
         self._parameters = find_trained(model, optimizer)
+        refuse_split(self._parameters)
         self._kept = {
             name: torch.empty(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
             for name, p in self._parameters.items()
         }
         over = transport_between(group, transport)
-        try:
+        with closed_on_error(over):
             self.settings, self.graph = with_graph(settings, over.world)
             self._worker = GossipWorker(self._kept, self.settings, self.graph)
-        except BaseException:
-            over.close()
-            raise
-        self._texts = self.settings.texts(self.graph)
+            self._texts = self.settings.texts(self.graph)
         session = Session(self._kept, "none", over, options, knobs={**self._texts, "automatic": automatic})
         super().__init__(Steps(session, counted=False))
-        session.broadcast_(model.parameters())
-        for name, p in self._parameters.items():
-            self._kept[name].copy_(p.detach())
-        self._worker.begin(self._kept)
+        with session.telling():
+            session.broadcast_(model.parameters())
+            for name, p in self._parameters.items():
+                self._kept[name].copy_(p.detach())
+            self._worker.begin(self._kept)
         self.disagreement: float | None = None
         self._total = 0
         self._sent: dict[str, Tensor] = {}  # numbers that are being mixed beside training, as they were sent
@@ -80,7 +77,7 @@ class GossipHandle(BaseHandle):
         self.stats.overlaps = self._lane.overlaps
         self._hook = optimizer.register_step_post_hook(lambda *_: self.step()) if automatic else None
         self._open = True
-        self._at_work.add(optimizer)
+        take(self, self._parameters.values(), _TAKEN)
 
     # ---- during training --------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -92,11 +89,8 @@ class GossipHandle(BaseHandle):
             NonFiniteError: with ``nonfinite="error"``, on all ranks; nothing was mixed. TransportError: a collective failed.
         """
         self._check_open()
-        try:
+        with self._session.telling():
             find_trained(self._model, self._optimizer, known=self._parameters)
-        except BaseException as error:
-            self._session.close(error)  # ranks that wait for this one hear of it
-            raise
         self._total += 1
         self._session.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
         xs = {name: self._numbers(name) for name in self._parameters}
@@ -312,10 +306,11 @@ class GossipHandle(BaseHandle):
         if not self._open:
             return
         self._open = False
-        self._at_work.discard(self._optimizer)
+        release(self)
         if self._hook is not None:
             self._hook.remove()
         self._lane.close()
+        self._lane = Inline()
         self._session.close()
 
     def _check_open(self) -> None:

@@ -38,7 +38,7 @@ from grace.run.options import Options
 from grace.run.saved import OwnState, check_fits
 from grace.run.session import Session
 from grace.run.stats import Stats
-from grace.transports.base import Transport
+from grace.transports.base import Transport, closed_on_error
 from grace.transports.choose import transport_between
 
 _WITHOUT_DDP = "Give it model.module's parameters, of a model that is not wrapped: the optimizer exchanges by itself"
@@ -104,14 +104,16 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
             **knobs,
         }
         self._raises = options.nonfinite == "error"
-        method = self._method(named) if method is None else method
+        with closed_on_error(over):
+            method = self._method(named) if method is None else method
         session = Session(like, method, over, replace(options, nonfinite="propagate"), knobs=common)
         session.worker.holds = True
-        session.broadcast_(local(p) for p in named.values())
-        self._buckets = fill_buckets(like, options.bucket_bytes)
-        self.steps = 0
-        for p in named.values():
-            self.state[p].update(self._begin(p))
+        with session.telling():
+            session.broadcast_(local(p) for p in named.values())
+            self._buckets = fill_buckets(like, options.bucket_bytes)
+            self.steps = 0
+            for p in named.values():
+                self.state[p].update(self._begin(p))
         self._session = session
         take(self, named.values(), _TAKEN.format(type(self).__name__))
 
@@ -214,12 +216,8 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         """
         loss = None
         if closure is not None:
-            try:
-                with torch.enable_grad():
-                    loss = closure()
-            except BaseException as error:
-                self.session.close(error)  # ranks that wait for this one hear of it
-                raise
+            with self.session.telling(), torch.enable_grad():
+                loss = closure()
         self.session.run(self._stepping(), counted=True)
         self.session.logs.report(self.steps)
         return loss

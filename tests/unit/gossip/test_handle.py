@@ -249,3 +249,37 @@ def test_detached_and_again() -> None:
         other.handle.detach()
 
     on_ranks(2, job)
+
+
+def test_its_parameters_have_one_owner() -> None:
+    def job(network: Any, rank: int) -> None:
+        worker = Rank(network, rank, "topk:ratio=0.2")
+        again = make_inner(worker.net)
+        for refused in (
+            lambda: grace.gossip(worker.net, again, transport=network),
+            lambda: grace.local(worker.net, again, "none", every=2, transport=network),
+            lambda: grace.optim.OneBitAdam(worker.net.named_parameters(), transport=network),
+            lambda: grace.DistributedOptimizer(again, "topk", worker.net.named_parameters(), transport=network),
+        ):
+            with pytest.raises(ConfigurationError, match=r"'0\.weight' already gossips.*handle\.detach\(\)"):
+                refused()
+        worker.handle.detach()
+        loop = grace.local(worker.net, again, "none", every=2, transport=network)
+        with pytest.raises(ConfigurationError, match="already trained in an outer loop"):
+            grace.gossip(worker.net, again, transport=network)
+        loop.detach()
+
+    on_ranks(2, job)
+
+
+class DTensor(torch.Tensor):
+    """Known by its name, as fully_shard's is."""
+
+
+def test_parameters_under_fully_shard_are_refused() -> None:
+    net = nn.Linear(3, 2)
+    net.weight = nn.Parameter(torch.ones(2, 3).as_subclass(DTensor))
+    with pytest.raises(
+        ConfigurationError, match="'weight' is a DTensor.*legal: parameters of which each rank has the whole"
+    ):
+        grace.gossip(net, make_inner(net), transport="alone")
