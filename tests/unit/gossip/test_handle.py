@@ -279,7 +279,5 @@ class DTensor(torch.Tensor):
 def test_parameters_under_fully_shard_are_refused() -> None:
     net = nn.Linear(3, 2)
     net.weight = nn.Parameter(torch.ones(2, 3).as_subclass(DTensor))
-    with pytest.raises(
-        ConfigurationError, match="'weight' is a DTensor.*legal: parameters of which each rank has the whole"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'weight' is a DTensor.*each rank has the whole"):
         grace.gossip(net, make_inner(net), transport="alone")
