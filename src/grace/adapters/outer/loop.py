@@ -17,7 +17,7 @@ from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import read_choice
 from grace.adapters.outer.flight import Flight
 from grace.adapters.outer.fragments import Fragments
-from grace.adapters.outer.islands import any_within, compare_within, find_island
+from grace.adapters.outer.islands import agree_within, compare_within, find_island
 from grace.adapters.outer.presets import OuterMethod, OuterSettings
 from grace.adapters.outer.resuming import Resuming
 from grace.adapters.outer.state import OuterState
@@ -272,12 +272,16 @@ class OuterLoop(Resuming):
         assert flight is not None
         self.drain()
         self._flight = None
-        if flight.error is not None:
-            raise flight.error
+        self._agree(flight.error)  # before theta moves
         dropped = [name for name in flight.names if not self._state.step(name, flight.means[name])]
-        self._session.repair(self._state.tensors)
+        problem = None
+        try:
+            self._session.repair(self._state.tensors)
+        except Exception as error:
+            problem = error
+        drops = self._agree(problem, bool(dropped))
         self.stats.nonfinite = flight.counted + len(dropped)
-        if self._drops(bool(dropped)):  # on all ranks alike
+        if drops:  # on all ranks alike
             self._write_theta()
             for p in self._parameters.values():
                 zero_nonfinite_state(self._optimizer, p)
@@ -288,12 +292,19 @@ class OuterLoop(Resuming):
         if flight.fragment is not None and not keep:
             self._alike |= {flight.fragment}
 
-    def _drops(self, here: bool) -> bool:
-        """True if some rank of this worker, and so of each, has dropped a tensor."""
-        if self._island is None:
-            return here
-        with self._session.telling():
-            return any_within(self._island, here, next(iter(self._parameters.values())).device)
+    def _agree(self, error: BaseException | None, dropped: bool = False) -> bool:
+        """True if some rank of this worker, and so of each, has dropped a tensor.
+
+        Raises:
+            The error of this rank's exchange; of a worker of several ranks a TransportError on all, if there is an error
+            on any: they would wait for each other.
+        """
+        if self._island is not None:
+            with self._session.telling():
+                return agree_within(self._island, error, dropped, next(iter(self._parts.values())).device)
+        if error is not None:
+            raise error
+        return dropped
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property

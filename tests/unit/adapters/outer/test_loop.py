@@ -52,7 +52,7 @@ def test_a_window_that_is_not_finite_is_dropped_by_all(text: str) -> None:
 
 def test_that_finds_replicas_of_which_only_one_fragment_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one makes it NaN again, and so forth."""
-    monkeypatch.setattr(OuterLoop, "_drops", lambda loop, here: False)
+    monkeypatch.setattr(OuterLoop, "_agree", lambda loop, error, dropped=False: False)
     other = poisoned(STREAMING)[1]
     assert not bool(other[2].isfinite().all())
 
