@@ -65,10 +65,10 @@ class _Fragment:
     """The state of one fragment at its learner.
 
     names: its parameters. debt: e, None if nothing is owed. reference: None before the fragment has come. sent: contributions
-    so far. unsaved: those of them that a death of the syncer would undo, by number; marks: theirs, and that of the one before.
-    serial: of the last update. steps, tokens: since then. pulled: whether Δ was
-    sent since then. returning: whether the next update is the first since the learner was welcomed; keeps: whether what it has
-    done before counts.
+    so far. unsaved: those of them that a death of the syncer would undo, by number; work: their steps and tokens; marks: theirs,
+    and that of the one before. serial: of the last update. steps, tokens: since then. steps_back, tokens_back: of contributions
+    that did not count, and are owed again. pulled: whether Δ was sent since then. returning: whether the next update is the
+    first since the learner was welcomed; keeps: whether what it has done before counts.
     """
 
     def __init__(self, names: list[str], up: FragmentCodec, down: FragmentCodec):
@@ -76,8 +76,9 @@ class _Fragment:
         self.debt: list[Tensor] | None = None
         self.reference: list[Tensor] | None = None
         self.unsaved: dict[int, list[bytes]] = {}
+        self.work: dict[int, tuple[int, int]] = {}
         self.marks = {0: 0}
-        self.sent = self.serial = self.steps = self.tokens = 0
+        self.sent = self.serial = self.steps = self.tokens = self.steps_back = self.tokens_back = 0
         self.pulled, self.returning, self.keeps = False, True, False
 
 
@@ -204,7 +205,8 @@ class Learner:
                 self._take_back(fragment, received)
             else:
                 self.stats.written_off += self._norm(fragment)
-                fragment.debt, fragment.unsaved = None, {}
+                fragment.debt, fragment.unsaved, fragment.work = None, {}, {}
+                fragment.steps_back = fragment.tokens_back = 0
             fragment.sent = received
             fragment.marks = {n: other for n, other in fragment.marks.items() if n < received} if fragment.keeps else {}
             fragment.marks[received] = mark
@@ -218,12 +220,15 @@ class Learner:
         ]
 
     def _take_back(self, fragment: _Fragment, received: int) -> None:
-        """Adds what was sent, and does not count, to what is owed."""
+        """Adds what was sent, and does not count, to what is owed; with its weight."""
         for number in range(received + 1, fragment.sent + 1):
             if (wires := fragment.unsaved.pop(number, None)) is None:
                 self.stats.lost += 1
                 continue
             fragment.up.decode_add_(wires, self._debt(fragment), number, f"learner {self.name!r}")
+            steps, tokens = fragment.work.pop(number)
+            fragment.steps_back += steps
+            fragment.tokens_back += tokens
             self.stats.returned += 1
 
     # ---- up ---------------------------------------------------------------------------------------------------------
@@ -246,6 +251,7 @@ class Learner:
         self._made += 1
         mark = (self._start << 24) + self._made
         fragment.sent, fragment.unsaved[number], fragment.marks[number] = number, wires, mark
+        fragment.work[number] = fragment.steps, fragment.tokens
         if len(fragment.unsaved) > _UNSAVED:
             self._forget(fragment, min(fragment.unsaved))
         self.stats.contributions += 1
@@ -259,6 +265,7 @@ class Learner:
     def _forget(fragment: _Fragment, saved: int) -> None:
         """Nobody will ask for these contributions again."""
         fragment.unsaved = {number: wires for number, wires in fragment.unsaved.items() if number > saved}
+        fragment.work = {number: fragment.work[number] for number in fragment.unsaved}
         fragment.marks = {number: mark for number, mark in fragment.marks.items() if number >= saved}
 
     def _moved(self, fragment: _Fragment) -> list[Tensor]:
@@ -309,6 +316,9 @@ class Learner:
                     e.add_(x)
         else:
             fragment.steps = fragment.tokens = 0
+        fragment.steps += fragment.steps_back
+        fragment.tokens += fragment.tokens_back
+        fragment.steps_back = fragment.tokens_back = 0
         fragment.reference, fragment.serial, fragment.pulled, fragment.returning = new, update.serial, False, False
         self._forget(fragment, update.saved)
         for name, x in zip(fragment.names, new, strict=True):
@@ -331,6 +341,7 @@ class Learner:
                     number: [as_numbers(wire, torch.uint8) for wire in wires]
                     for number, wires in fragment.unsaved.items()
                 },
+                "work": {number: list(work) for number, work in fragment.work.items()},
                 **{key: getattr(fragment, key) for key in _COUNTS},
                 **{key: getattr(fragment, key) for key in _FLAGS},
             }
@@ -376,6 +387,11 @@ class Learner:
             read_count(number, "contribution"): [x.numpy().tobytes() for x in wires]
             for number, wires in state["unsaved"].items()
         }
+        work = {number: state["work"][number] for number in values["unsaved"]}
+        values["work"] = {
+            number: (read_count(steps, "steps"), read_count(tokens, "tokens"))
+            for number, (steps, tokens) in work.items()
+        }
         return values
 
     def _check(self, saved: Any) -> None:
@@ -393,5 +409,5 @@ class Learner:
             raise StateError(f"the state of a learner with other fragments; this one has {len(self._fragments)}")
 
 
-_COUNTS = ("sent", "serial", "steps", "tokens")
+_COUNTS = ("sent", "serial", "steps", "tokens", "steps_back", "tokens_back")
 _FLAGS = ("pulled", "returning", "keeps")
