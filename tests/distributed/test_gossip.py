@@ -73,7 +73,7 @@ def trained(rank: int, world: int, place: str) -> None:
     handle = grace.gossip(net, make_inner(net), graph="ring")
     dcp.load({"gossip": handle.checkpoint()}, checkpoint_id=place)
     assert torch.equal(flat(net.parameters()), held)
-    assert handle.measure() == 0
+    assert handle.measure() < 1e-6  # a mean of three equal numbers is rounded
     handle.detach()
 
 
