@@ -174,7 +174,7 @@ def test_parameters_that_are_not_finite_on_one_rank(overlap: bool) -> None:
 
 @pytest.mark.parametrize("nonfinite", ["agree", "error"])
 def test_a_state_knows_of_them_too(nonfinite: str) -> None:
-    """What was not finite on its way is told after the state was saved, as without; and where the state is loaded."""
+    """They are told after a state was saved, as without that, and where the state is loaded."""
 
     def job(network: Any, rank: int, saves: str) -> tuple[Tensor, int, str]:
         worker = Rank(network, rank, "topk:ratio=0.2", overlap=True, nonfinite=nonfinite)

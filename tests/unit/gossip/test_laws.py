@@ -270,7 +270,7 @@ def test_bytes_are_those_of_the_wires() -> None:
     "spec", ["dpsgd", "choco:method=(topk:ratio=0.2)", "deepsqueeze:method=(qsgd:bits=4),gamma=0.3"]
 )
 def test_workers_at_different_steps_are_told(spec: str) -> None:
-    """One has had a batch fewer: the mixture would be of two steps, by two graphs and two random streams."""
+    """A worker had a batch fewer: the mixture would be of two steps, by two graphs and two random streams."""
     settings, graph = with_graph(read_gossip(spec), 3)
     x = torch.ones(40, 40)
     talk = settings.conversation(x, graph)
