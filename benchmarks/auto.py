@@ -190,7 +190,7 @@ def main() -> None:
     contenders.add_options(parser, workers=2)
     parser.add_argument("--links", default="1gbit,10gbit,1gbit", help="one after the other; with --noise the first")
     parser.add_argument("--noise", action="store_true", help="a neighbour instead of links that change")
-    parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:quality=fast")
+    parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:goal=time")
     parser.add_argument("--steps", type=int, default=260, help="of a phase")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", default="build/auto.json", help="what rank 0 writes")

@@ -31,7 +31,7 @@ import torch.distributed as dist
 import grace
 from benchmarks import contenders
 from benchmarks.contenders import Attached
-from grace.auto.classes import NAMES, permitted
+from grace.auto.classes import LOOSE, NAMES, permitted
 from grace.auto.explain import trial_line
 from grace.auto.settings import Auto
 from grace.run.optimizer import read_settings
@@ -59,9 +59,10 @@ def work(options: argparse.Namespace) -> None:
     contenders.tell(f"auto at step {chooser.done}: {settled}; {chosen(chooser)}")
     other = Attached(task, "none")
     settings = Auto.read(options.auto)
+    quality = settings.quality if settings.error is None else LOOSE
     names, _ = permitted(
-        settings.quality, dist.get_world_size(), read_settings(chooser.optimizer), settings.methods or None,
-        memoryless=settings.error is not None,
+        quality, dist.get_world_size(), read_settings(chooser.optimizer), settings.methods or None,
+        memoryless=settings.error is not None, goal=settings.goal,
     )  # fmt: skip
     methods = {name: grace.method(name) for name in names}
     first: dict[str, float] = {}
@@ -279,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.by_hand", description=__doc__)
     contenders.add_options(parser, workers=4)
     parser.add_argument("--link", default="1gbit", help="1gbit, 10gbit; none: this machine's loopback")
-    parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:quality=fast")
+    parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:goal=time")
     parser.add_argument("--steps", type=int, default=2, help="of a turn, after one that is not counted")
     parser.add_argument(
         "--seconds", type=float, default=45.0, help="after which no round begins, but for the first three"

@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from benchmarks.evidence import sort_rows
-from grace_bench.survey.evidence import Quality, Task, quality_of
+from grace_bench.survey.evidence import Quality, Task, quality_of, sort_rows
 from grace_bench.survey.goals import goal_of, steps_to
 from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable

@@ -16,10 +16,12 @@ import grace
 from grace_bench.report.archive import archive_document
 from grace_bench.report.charts import MILLISECONDS, end_labels, reference_lines
 from grace_bench.report.files import draw_report, sheet
-from grace_bench.report.marks import figure, layer, number
+from grace_bench.report.marks import MARK, STROKE, figure, layer, number
 from grace_bench.report.render import save
 from grace_bench.report.theme import LIMIT, TONES, config, sign
 from grace_bench.survey.archive import read_archive
+from grace_bench.survey.evidence import SEEDS
+from grace_bench.survey.frontier import Frontier, find_frontier
 from grace_bench.survey.row import SurveyRow
 
 SURVEYED = (
@@ -27,6 +29,8 @@ SURVEYED = (
     "natural", "powersgd",
 )  # fmt: skip
 DOCS = Path(__file__).resolve().parent
+LONG = DOCS / "survey" / "long.parquet"
+MOST_LOST = 60  # percent of bf16's quality
 LINES = {"no-communication": "no communication", "ddp-fp32": "fp32", "ddp-bf16": "bf16"}
 LINK, MODEL = "1 Gbit/s", "VGG16"
 LINKS, MODELS = (LINK, "10 Gbit/s"), (MODEL, "LSTM", "ResNet-50")
@@ -112,9 +116,59 @@ def draw_survey(out: Path) -> list[Path]:
     return written
 
 
+def frontier_rows(frontier: Frontier) -> list[dict[str, Any]]:
+    """The rows of the frontier's figure: a method on a task, by the runs that have most methods there, with its bytes beside
+    bf16's, and the share of bf16's quality that it lost, in percent. What lost more than the axis has is left out.
+    """
+    order = sorted(frontier, key=lambda task: (len(frontier[task]), task[2]))
+    rows = []
+    for task in {name: (protocol, name, steps) for protocol, name, steps in order}.values():
+        for method, place in frontier[task].items():
+            if 100 * place.loss <= MOST_LOST:
+                row = {"task": f"{task[1]}, {task[2]:,} steps", "name": method, "share": place.share}
+                rows.append({**row, "lost": 100 * place.loss, "front": place.on_frontier, "seeds": place.quality.seeds})
+    return rows
+
+
+def draw_frontier(rows: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
+    """Draws quality against bytes as ``frontier.svg``: a point for each method, and a task's frontier as a line."""
+    tasks = sorted({row["task"] for row in rows})
+    signs = {task: {**sign(k).shape, **sign(k).paint("light")} for k, task in enumerate(tasks)}
+    shown = [{**row, **signs[row["task"]], "label": row["task"], "opacity": 1} for row in rows]
+    x = number("share", "bytes of a worker and step, as a share of bf16's (log)", text="format(datum.value, '.3~%')")
+    y = number("lost", "% of bf16's quality lost after as many steps, a lower point is better")
+    y["scale"] = {"type": "symlog", "constant": 1, "nice": False, "padding": 12}
+    y["axis"] = {"values": [-5, -2, -1, 0, 1, 2, 5, 10, 20, 50, 100]}
+    line = layer(
+        "line", {"x": x, "y": y, **STROKE, "detail": {"field": "task"}}, {"filter": "datum.front"}, strokeWidth=2
+    )
+    says = "datum.name + ' on ' + datum.task + ': ' + format(datum.lost, '.2f') + ' % lost'"
+    point = layer("point", {"x": x, "y": y, **MARK}, description=says, size=40)
+    text = {"x": x, "y": y, "text": {"field": "name"}}
+    names = layer("text", text, {"filter": "datum.front"}, style="small", align="left", dx=6, dy=-6)
+    goal = layer("rule", {"y": {"datum": 2}}, style="goal")
+    plot = {
+        **figure([line, point, names, goal], "Points of lost quality against bytes, one for each method.", 460),
+        "width": 820,
+    }
+    seeds = sorted({row["seeds"] for row in rows})
+    runs = f"{' or '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''} of each" + (
+        ": differences of some percent mean nothing" if seeds[0] < SEEDS else ""
+    )
+    notes = [
+        f"{'; '.join(tasks)}: four workers, {runs}",
+        "lines: nothing that sends less ends better; dashed: 2 %",
+    ]
+    entries = [{**signs[task], "text": task} for task in tasks]
+    drawing = sheet(config("light"), "The least that may be sent", notes, [("", plot, shown)], entries)
+    return [path for path in save(drawing, out, "frontier") if path.suffix == ".svg" or path.unlink()]
+
+
 def main() -> None:
-    """Writes docs/images/readme-*.svg, step-time-*.svg and *-lstm-small.svg."""
+    """Writes docs/images/readme-*.svg, step-time-*.svg, *-lstm-small.svg and frontier.svg."""
     draw_survey(DOCS / "images")
+    if LONG.exists():
+        draw_frontier(frontier_rows(find_frontier(read_archive(LONG))), DOCS / "images")
     page = (DOCS / "concepts" / "results.md").read_text(encoding="utf-8")
     images = DOCS / "images"
     drawn = draw({"": rows(page)}, images, "readme", f"A step of {MODEL} over {LINK}, by method")

@@ -18,6 +18,7 @@ from typer.main import get_command
 
 import grace
 from grace.adapters.weights import read_weights
+from grace.cli.algorithms import describe_algorithms
 from grace.cli.app import app
 from grace.cli.explain import describe, describe_all
 from grace.cli.tasks import describe_tasks
@@ -468,6 +469,7 @@ def catalog_text() -> str:
         "command": catalog.describe_command(get_command(app), lists),
         "tasks": tasks,
         "errors": error_sections(),
+        "algorithms": describe_algorithms(),
         "methods": {name: _entry(name, rows[name]) for name in sorted(names)},
     }
     return catalog.write(document)

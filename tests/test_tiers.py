@@ -73,9 +73,9 @@ def test_a_test_cannot_go_to_the_night_without_a_defect_that_is_caught(names: tu
     ("file", "tier"),
     [
         ("tests/unit/test_wire.py", "test"),
-        ("tests/unit/kernels/test_levels.py", "test"),
+        ("tests/unit/kernels/test_stochastic_levels.py", "test"),
         ("src/grace/wire.py", "test"),
-        ("tests/unit/kernels/test_triton_many.py", "triton"),
+        ("tests/unit/kernels/test_triton_tensor_list.py", "triton"),
         ("tests/adapters/test_keras.py", "doors"),
         ("tests/distributed/test_of_a_door_that_is_new.py", "doors"),
         ("tests/unit/grace_bench/report/test_page.py", "bench-test"),

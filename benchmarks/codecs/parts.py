@@ -10,7 +10,7 @@ import torch
 import grace
 from benchmarks.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERSGD, SPARSE, ZEROS
 from grace.kernels import select_topk
-from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.index_codes import codes as index_codes
 from grace.methods.common.counts import count_kept
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case
@@ -47,8 +47,8 @@ def elias_fano(buffers: Buffers) -> list[tuple[Case, IndexList]]:
     out = []
     for name, ratio in ((ELIAS_FANO, 0.01), (ELIAS_FANO_FEW, 0.001)):
         index = select_topk(buffers.x, count_kept(ratio, buffers.n))  # [1, k]
-        size = index_lists.encode(index, buffers.n, "elias-fano").numel()
-        case = Case(name, lambda index=index: index_lists.encode(index, buffers.n, "elias-fano"))  # type: ignore[misc]
+        size = index_codes.encode(index, buffers.n, "elias-fano").numel()
+        case = Case(name, lambda index=index: index_codes.encode(index, buffers.n, "elias-fano"))  # type: ignore[misc]
         out.append((case, IndexList(index.numel(), size)))
     return out
 

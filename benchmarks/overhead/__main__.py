@@ -1,7 +1,8 @@
 """The cost of Grace itself: ``python -m benchmarks.overhead``.
 
-With ``--device`` what a bucket of 25 MB costs the host that submits it, and the device; with ``--steps``, too, what a step
-of training takes there, against plain DistributedDataParallel. Else in torch time against plain DistributedDataParallel, time
+With ``--device`` what a bucket of 25 MB costs the host that submits it, and the device, with ``--rows`` a block of rows under
+``fully_shard``; with ``--steps`` what a step of training takes there, against plain DistributedDataParallel; with ``--calls``
+what single calls cost the host. Else in torch time against plain DistributedDataParallel, time
 per tensor, and allocations; in other toolkits handing gradients over and back, and time against an all-reduce by hand.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from benchmarks.overhead import buckets, handing_over, ladder, steps
+from benchmarks.overhead import buckets, calls, handing_over, ladder, steps
 from benchmarks.overhead.hosts import TOOLKITS
 from grace.cli.output import warn_if_busy
 from grace.errors import ConfigurationError
@@ -48,29 +51,53 @@ def main() -> None:
     )
     parser.add_argument("--device", help="measure buckets on this one: cpu, cuda, cuda:1")
     parser.add_argument("--steps", action="store_true", help="with --device: measure steps of training, not buckets")
+    parser.add_argument("--bucket-mb", type=float, metavar="MB", help="with --steps: the size of DDP's buckets [25]")
+    parser.add_argument("--rows", action="store_true", help="with --device: measure a block under fully_shard")
+    parser.add_argument("--calls", action="store_true", help="with --device: measure single calls of the host")
     parser.add_argument("--methods", default=",".join(buckets.METHODS), help="which are measured there [%(default)s]")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument(
+        "--lines", action="store_true", help="print each row as a line of JSON, as soon as it is measured"
+    )
     chosen = parser.parse_args()
     if chosen.samples < 4:
         parser.error("--samples: 4 or more")
-    if chosen.steps and chosen.device is None:
-        parser.error("--steps needs --device, such as --device cuda")
+    kinds = [kind for kind in ("steps", "rows", "calls") if getattr(chosen, kind)]
+    if kinds and chosen.device is None:
+        parser.error(f"--{kinds[0]} needs --device, such as --device cuda")
+    if len(kinds) > 1:
+        parser.error(f"--{kinds[0]} or --{kinds[1]}: one at a time")
     try:
         device = None if chosen.device is None else device_of(chosen.device)
         methods = [spell(method(spec)) for spec in split_methods(chosen.methods)]
     except ConfigurationError as error:
         parser.error(str(error))
     warn_if_busy()
-    if device is not None:
-        rows = (steps if chosen.steps else buckets).measure(methods, chosen.samples, device)
+    rows: Iterable[dict[str, Any]]
+    if device is not None and chosen.steps:
+        rows = steps.measure(methods, chosen.samples, device, bucket_mb=chosen.bucket_mb)
+    elif device is not None and chosen.calls:
+        rows = _in_a_group(chosen.samples, device)
+    elif device is not None:
+        shapes = buckets.BLOCK if chosen.rows else buckets.SHAPES
+        rows = buckets.measure(methods, chosen.samples, device, shapes, chosen.rows)
     elif chosen.toolkit == "torch":
         rows = ladder.measure(chosen.samples)
     else:
         rows = handing_over.measure(chosen.toolkit, chosen.samples)
-    if chosen.json:
-        json.dump(rows, sys.stdout, indent=2)
+    if chosen.lines:
+        for row in rows:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+    elif chosen.json:
+        json.dump(list(rows), sys.stdout, indent=2)
     else:
-        Console().print(table(rows))
+        Console().print(table(list(rows)))
+
+
+def _in_a_group(samples: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    with steps.one_worker(device):
+        yield from calls.measure(samples, device)
 
 
 if __name__ == "__main__":  # not in processes that it spawns

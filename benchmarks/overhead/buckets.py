@@ -11,7 +11,7 @@ what it submits at once, there is one row for each method.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from grace.run.worker import Worker
 from grace_bench.codecs.device import BusyClock, count_launches
 
 SHAPES = [(512, 512, 3, 3)] * 2 + [(512,)] * 4 + [(2048, 512), (2048,), (512,), (256, 256, 3, 3), (256,), (64,)]
+# A block of a transformer of width 1,024 in rows for four workers: 4 matrices and 8 small tensors.
+BLOCK = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), *[(1024,)] * 8]
 METHODS = (
     "none", "bf16", "signsgd", "efsignsgd", "qsgd:bits=4,memory=residual", "fp8", "natural", "onebit", "topk", "randomk",
     "threshold:v=2", "dgc", "powersgd:rank=4", "drive", "thc",
@@ -34,32 +36,47 @@ _WARM_STEPS = 6
 
 
 def measure(
-    methods: Sequence[str], samples: int, device: torch.device, shapes: Sequence[tuple[int, ...]] = SHAPES
-) -> list[dict[str, Any]]:
-    """All rows: operation, value (a median), unit, low and high (quartiles), goal.
+    methods: Sequence[str],
+    samples: int,
+    device: torch.device,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    scatters: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """The rows, each as soon as it is measured: operation, value (a median), unit, low and high (quartiles), goal.
+
+    Args:
+        methods: of which each has a row or more.
+        samples: of each row.
+        device: where it is measured.
+        shapes: of the bucket's tensors.
+        scatters: measure a reduce-scatter of rows, one for each worker, as under ``fully_shard``.
 
     Raises:
         ConfigurationError: a method is unknown.
     """
-    gradients = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
-    kept = {f"layer{i}.weight": x.to(device) for i, x in enumerate(gradients)}
-    size = sum(x.numel() for x in gradients)
-    what = f"bucket of {len(kept)} tensors, {size:,} numbers"
+    kept = gradients(shapes, device)
+    size = sum(x.numel() for x in kept.values())
+    what = f"{'block of rows' if scatters else 'bucket'} of {len(kept)} tensors, {size:,} numbers"
     flat = torch.cat([x.view(-1) for x in kept.values()])
     _, busy = _samples(lambda: flat.clone, samples, device)
-    rows = [make_row(f"a copy of a {what}", busy, "us", 0.0)]
+    yield make_row(f"a copy of a {what}", busy, "us", 0.0)
     for method in track(methods, "buckets", console=Console(stderr=True), transient=True):
-        ready = _stepper(method, kept)
+        ready = stepper(method, kept, scatters)
         host, busy = _samples(ready, samples, device)
-        rows.append(make_row(f"{method}, {what}, {WORKERS} workers", busy, "us", 0.0))
+        yield make_row(f"{method}, {what}, {WORKERS} workers", busy, "us", 0.0)
         if device.type != "cpu":
-            rows.append(make_row(f"{method}: the host submits it", host, "us", 0.0))
+            yield make_row(f"{method}: the host submits it", host, "us", 0.0)
             launches = [float(count_launches(_step_of(ready))) for _ in range(2)]
-            rows.append(make_row(f"{method}: launches of kernels, Triton's and torch's", launches, "", 0.0))
-    return rows
+            yield make_row(f"{method}: launches of kernels, Triton's and torch's", launches, "", 0.0)
 
 
-def _stepper(method: str, kept: dict[str, torch.Tensor]) -> Callable[[], Callable[[], object]]:
+def gradients(shapes: Sequence[tuple[int, ...]], device: torch.device) -> dict[str, torch.Tensor]:
+    """Tensors of these shapes, by name."""
+    made = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
+    return {f"layer{i}.weight": x.to(device) for i, x in enumerate(made)}
+
+
+def stepper(method: str, kept: dict[str, torch.Tensor], scatters: bool = False) -> Callable[[], Callable[[], object]]:
     """A function that prepares a step, and returns it."""
     worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo(WORKERS)
 
@@ -67,6 +84,9 @@ def _stepper(method: str, kept: dict[str, torch.Tensor]) -> Callable[[], Callabl
         worker.workspace.reset()
         worker.advance()
         given = {name: x.clone() for name, x in kept.items()}
+        if scatters:
+            rows = {name: x.view(WORKERS, -1) for name, x in given.items()}
+            return lambda: drive(worker.scatter(rows), network)
         return lambda: drive(worker.exchange(given), network)
 
     return ready

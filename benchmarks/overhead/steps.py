@@ -30,27 +30,34 @@ _STEPS, _WARM_STEPS = 5, 10  # of a sample; before the first
 
 
 def measure(
-    methods: Sequence[str], samples: int, device: torch.device, layers: int = LAYERS, width: int = WIDTH
+    methods: Sequence[str],
+    samples: int,
+    device: torch.device,
+    layers: int = LAYERS,
+    width: int = WIDTH,
+    bucket_mb: float | None = None,
 ) -> list[dict[str, Any]]:
-    """All rows: operation, value (a median), unit, low and high (quartiles), goal.
+    """All rows: operation, value (a median), unit, low and high (quartiles), goal. ``bucket_mb``: DDP's ``bucket_cap_mb``.
 
     Raises:
         ConfigurationError: a method is unknown.
     """
-    with _one_worker(device):
+    with one_worker(device):
         hooks = () if device.type == "cpu" else (HOOK,)  # which torch refuses over gloo
         contenders: list[str | None] = [None, *hooks, *methods]
-        steps = {name: _stepper(name, device, layers, width) for name in contenders}
+        steps = {name: stepper(name, device, layers, width, bucket_mb) for name in contenders}
         for step in steps.values():
-            _seconds(step, device, _WARM_STEPS)
+            seconds(step, device, _WARM_STEPS)
         ratios: dict[str, list[float]] = {name: [] for name in (*hooks, *methods)}
         plain = []
         for _ in track(range(samples), "steps", console=Console(stderr=True), transient=True):
-            took = {name: _seconds(step, device, _STEPS) for name, step in steps.items()}
+            took = {name: seconds(step, device, _STEPS) for name, step in steps.items()}
             plain.append(took[None])
             for name, values in ratios.items():
                 values.append(took[name] / took[None])
-    model = f"{layers} layers of width {width}, one worker"
+    model = (
+        f"{layers} layers of width {width}, one worker{'' if bucket_mb is None else f', buckets of {bucket_mb:g} MB'}"
+    )
     rows = [make_row(f"a step of plain DDP, {model}", [1e3 * value / _STEPS for value in plain], "ms", 0.0)]
     return [
         *rows,
@@ -59,7 +66,8 @@ def measure(
 
 
 @contextmanager
-def _one_worker(device: torch.device) -> Iterator[None]:
+def one_worker(device: torch.device) -> Iterator[None]:
+    """A context with a process group of one worker, over NCCL where the device is a GPU."""
     backend = "gloo" if device.type == "cpu" else "nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -68,14 +76,19 @@ def _one_worker(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _stepper(method: str | None, device: torch.device, layers: int, width: int) -> Callable[[], None]:
+def stepper(
+    method: str | None, device: torch.device, layers: int, width: int, bucket_mb: float | None = None
+) -> Callable[[], None]:
+    """A function that makes a step of training under a method, under torch's hook, or plain for None."""
     torch.manual_seed(0)
     with device:
         layer = nn.TransformerEncoderLayer(
             width, width // 64, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
         encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-    model = DistributedDataParallel(encoder, device_ids=None if device.type == "cpu" else [device])
+    model = DistributedDataParallel(
+        encoder, device_ids=None if device.type == "cpu" else [device], bucket_cap_mb=bucket_mb or 25
+    )
     if method == HOOK:
         model.register_comm_hook(None, bf16_compress_hook)
     elif method is not None:
@@ -91,7 +104,8 @@ def _stepper(method: str | None, device: torch.device, layers: int, width: int) 
     return step
 
 
-def _seconds(step: Callable[[], None], device: torch.device, steps: int) -> float:
+def seconds(step: Callable[[], None], device: torch.device, steps: int) -> float:
+    """Time of so many steps, to the end of the device's part."""
     start = time.perf_counter()
     for _ in range(steps):
         step()

@@ -13,11 +13,11 @@ from pathlib import Path
 import grace
 from benchmarks import verdicts
 from benchmarks.comparison import SHARE, Compared, compare
-from benchmarks.evidence import chose_lr, to_json, to_known
+from benchmarks.evidence import Source, chose_lr, gather, metrics_of, to_json, to_known
 from benchmarks.verdicts import Verdict, name_of
 from grace.auto import classes
 from grace_bench.survey import evidence
-from grace_bench.survey.archive import read_archive
+from grace_bench.survey.archive import merge, read_archive
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality
 from grace_bench.survey.plan import Planned, read_plan
 from grace_bench.survey.row import TRIAL, SurveyRow
@@ -25,6 +25,7 @@ from grace_bench.survey.steps import LINKS, StepTable, read_steps
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN, STEPS = HERE / "archive.parquet", HERE / "plan.toml", HERE / "steps.json"
+LONG = HERE / "long.parquet"  # runs of 5,000 steps, by long.toml
 PAGE = HERE.parent / "data/survey-findings.md"
 EVIDENCE = Path(evidence.__file__).with_name(evidence.FILE)
 
@@ -50,9 +51,27 @@ def missing(rows: Sequence[SurveyRow], plan: Sequence[Planned]) -> list[str]:
     return lines
 
 
-def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | None) -> str:
-    """The page, as Markdown. ``plan``: the runs that there are to be."""
+def overturned(short: Sequence[SurveyRow], every: Sequence[SurveyRow]) -> list[str]:
+    """A line for each method of which long runs say otherwise than ``short`` ones alone. ``every``: both."""
+    tables = [(gather(rows), metrics_of(rows)) for rows in (short, every)]
+    lines = []
+    for name in sorted({name for of in tables[0][0].values() for name in of}):
+        before, after = (evidence.judge(name, *table) for table in tables)
+        if before is None or after is None or before.verdict == after.verdict:
+            continue
+        lines.append(
+            f"- `{name}`: `{before.verdict}` by the shorter runs, as on {before.task} after {before.steps:,} steps; "
+            f"`{after.verdict}` by those of {after.steps:,} steps, as on {after.task}."
+        )
+    return lines
+
+
+def page(
+    rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | None, every: Sequence[SurveyRow] = ()
+) -> str:
+    """The page, as Markdown. ``plan``: the runs that there are to be. ``every``: those of other archives too."""
     tasks = compare(rows, steps)
+    otherwise = overturned(rows, every) if every else []
     hours = sum(row.cpu_seconds for row in rows) / 3600
     seeds = sum(compared.epochs.seeds >= SEEDS for of in tasks.values() for compared in of.values())
     trials = sum(row.protocol.endswith(TRIAL) for row in rows)
@@ -77,6 +96,7 @@ def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | 
         _about_steps(steps), "",
         "| finding | verdict | why |", "| --- | --- | --- |",
         *(f"| {verdict.finding} | **{verdict.verdict}** | {verdict.why} |" for verdict in judge(rows, steps)), "",
+        *(["## Where long runs say otherwise", "", *otherwise, ""] if otherwise else []),
         "## How to read the tables", "",
         "Quality is that at the last evaluation: at equal epochs. *At equal bytes* is the quality when a worker had sent "
         f"{100 * SHARE:g} % of what fp32 sends in the whole run, on a line between two evaluations; whoever sends less in the "
@@ -175,12 +195,18 @@ def _share(sent: float) -> str:
     return "-" if math.isnan(sent) else f"{sent:.3g}"
 
 
+def read_all() -> tuple[list[SurveyRow], list[Source]]:
+    """The rows of both archives, of which an installed package knows, and where they are from."""
+    archives = [(path, read_archive(path)) for path in (ARCHIVE, LONG) if path.exists()]
+    return merge(*(rows for _, rows in archives)), [Source.of(path, rows) for path, rows in archives]
+
+
 if __name__ == "__main__":
-    rows = read_archive(ARCHIVE)
+    rows, (every, sources) = read_archive(ARCHIVE), read_all()
     written = (
-        (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))),
-        (EVIDENCE, to_json(rows)),
-        (classes.PATH, to_known(rows)),
+        (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS), every)),
+        (EVIDENCE, to_json(every)),
+        (classes.PATH, to_known(every, sources)),
     )
     for file, text in written:
         file.write_text(text, encoding="utf-8")

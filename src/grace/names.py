@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from grace.errors import ConfigurationError, unknown
+from grace.errors import ConfigurationError, UnknownNameError, unknown
 
 E = TypeVar("E")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
@@ -23,10 +23,11 @@ class Names(Generic[E]):
         kind: what the entries are, for errors: "method", "memory", "communicator", "transport", "door".
         suffix: what a name may end in.
         group: the entry points of installed packages; their values name a class that registers itself when it is imported.
+        elsewhere: the message about a name that is known elsewhere; None: it is not.
     """
 
-    def __init__(self, kind: str, suffix: str, group: str):
-        self.kind, self.suffix, self.group = kind, suffix, group
+    def __init__(self, kind: str, suffix: str, group: str, elsewhere: Callable[[str], str | None] = lambda name: None):
+        self.kind, self.suffix, self.group, self._elsewhere = kind, suffix, group, elsewhere
         self._entries: dict[str, E] = {}
         self._classes: dict[str, Callable[..., object]] = {}
         self._aliases: dict[str, str] = {}  # squashed -> name
@@ -60,6 +61,8 @@ class Names(Generic[E]):
         if text not in self._aliases and name in self._points():
             self._load(str(name))
         if text not in self._aliases:
+            if (message := self._elsewhere(str(name))) is not None:
+                raise UnknownNameError(message)
             raise unknown(self.kind, str(name), self.names(), self._hint())
         return self._entries[self._aliases[text]]
 
@@ -80,7 +83,7 @@ class Names(Generic[E]):
 
     def copy(self) -> Names[E]:
         """Another table with the same entries."""
-        twin: Names[E] = Names(self.kind, self.suffix, self.group)
+        twin: Names[E] = Names(self.kind, self.suffix, self.group, self._elsewhere)
         twin._entries.update(self._entries)
         twin._classes.update(self._classes)
         twin._aliases.update(self._aliases)

@@ -270,6 +270,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
     headers = _view_as(sealed[:, :HEADER], torch.int32).view(-1)
     if not on_host(sealed.device):
+        headers = headers.clone()  # the next step's lie there when the host reads them
         good, bad = header_of(True, step), header_of(False, step)
         finite, legal = headers == good, (headers == good) | (headers == bad)
         refuse_unless(legal.all(), lambda: explain_headers([headers.tolist()], step, sender))

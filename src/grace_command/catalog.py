@@ -22,6 +22,7 @@ def read() -> dict[str, Any]:
     version: Grace's. files: the modules that its methods are from. tasks: as ``grace tasks --json`` prints them.
     methods: by name: row, as in ``grace list --json``; about, as ``grace explain NAME --json``; its names, squashed; knobs,
         with their defaults as strings spell them.
+    algorithms: as ``grace list`` shows them.
     errors: what to do about each class. command: the tree of commands, see :func:`describe_command`.
     """
     content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))

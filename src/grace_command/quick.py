@@ -64,7 +64,7 @@ def _run(arguments: list[str]) -> bool:
     match words:
         case ["list"] if catalog.is_whole():
             rows = [entry["row"] for entry in catalog.read()["methods"].values()]
-            return _show("list_table", rows, as_json)
+            return _show("list_table", rows, as_json, catalog.read()["algorithms"])
         case ["tasks"]:
             return _show("tasks_table", catalog.read()["tasks"], as_json)
         case ["explain", text] if (entry := catalog.find(text)) is not None:
@@ -74,13 +74,13 @@ def _run(arguments: list[str]) -> bool:
     return False
 
 
-def _show(view: str, document: Any, as_json: bool) -> bool:
+def _show(view: str, document: Any, as_json: bool, *more: Any) -> bool:
     if as_json:
         _write(json.dumps(document, indent=1, ensure_ascii=False))
     else:
         from grace_command import text, views
 
-        text.show(getattr(views, view)(document))
+        text.show(getattr(views, view)(document, *more))
         sys.stdout.flush()
     return True
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from grace_command.text import amount, plain_table, share
 
 
-def list_table(rows: Sequence[dict[str, str]]) -> RenderableType:
-    """The registered methods."""
+def list_table(rows: Sequence[dict[str, str]], algorithms: Sequence[dict[str, str]]) -> RenderableType:
+    """The registered methods, and the algorithms beside them."""
     lines = plain_table()
     lines.add_column("method", style="bold", no_wrap=True)
     lines.add_column("family", no_wrap=True)
@@ -25,11 +25,20 @@ def list_table(rows: Sequence[dict[str, str]]) -> RenderableType:
         lines.add_row(
             line["name"], line["family"], Text(line["summary"]), Text(line["optimizer"]), Text(line["recipe"])
         )
+    others = plain_table()
+    others.add_column("algorithm", style="bold", no_wrap=True)
+    others.add_column("kind", no_wrap=True)
+    others.add_column("what it does")
+    others.add_column("how it is used", style="dim")
+    for line in algorithms:
+        others.add_row(line["name"], line["kind"], Text(line["summary"]), Text(line["use"]))
     return Group(
         lines,
         Text(
-            "\nauto measures, and chooses one of these for each bucket while you train: grace explain auto", style="dim"
+            "\nauto measures, and chooses one of these for each bucket while you train: grace explain auto\n",
+            style="dim",
         ),
+        others,
     )
 
 
@@ -49,6 +58,22 @@ def auto_text(document: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(document["settings"], style="bold"), Text(document["summary"]), Text()]
     for name, text in document["sections"].items():
         parts += [Text(name, style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
+    return Group(*parts)
+
+
+def algorithm_text(document: dict[str, Any]) -> RenderableType:
+    """All about one algorithm that is no method."""
+    settings = plain_table()
+    settings.add_column("setting")
+    settings.add_column("value")
+    for name, value in document["settings"].items():
+        settings.add_row(name, Text(value))
+    parts: list[RenderableType] = [
+        Text(document["name"], style="bold") + Text(f"  {document['kind']}", style="dim"), Text(document["summary"]), Text(),
+    ]  # fmt: skip
+    parts += [Text("Use", style="bold"), Padding(Text(document["use"]), (0, 0, 1, 4), expand=False)]
+    parts += [Text("Settings", style="bold"), Padding(settings, (0, 0, 1, 4), expand=False)]
+    parts += [Text(f"What they mean, and when to take it: {document['page']}")]
     return Group(*parts)
 
 

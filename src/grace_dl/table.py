@@ -97,7 +97,8 @@ COMPRESSORS: dict[str, Entry] = {
     "adapsparse": Entry("AdapSparseCompressor", "gspar:ratio={compress_ratio}", _RATIO, "Grace calls it gspar"),
     "inceptionn": Entry(
         "INCEPTIONNCompressor", "inceptionn:p={error_bound},relative=false", {"error_bound": 2e-10},
-        "p is the decimal exponent of the bound, which GRACE took as a binary one: 2e-10 is 2^-10; 6 to 14",
+        "as in GRACE, of error_bound only the decimal exponent counts, and it is a power of two: 2e-10 bounds the error by "
+        "2^-10, here `p=10`; exponents from -6 to -14 are legal",
     ),
     "sketch": Entry(
         "SketchCompressor", "sketch:quantiles={quantiles}", {"quantiles": 64},

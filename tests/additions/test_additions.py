@@ -106,14 +106,16 @@ def test_a_native_kernel_is_named_where_the_table_says() -> None:
 
 def test_a_triton_kernel_is_named_where_the_table_says() -> None:
     told, _ = read_table(PAGE.read_text())["Triton kernel of an operation that exists"]
-    folder = ROOT / "tests/unit/kernels"
-    table = folder / "test_triton_skipped.py"
-    cases = sorted({*folder.glob("test_triton*.py")} - {table})
+    tests = ROOT / "tests/unit/kernels"
+    table = tests / "test_triton_skipped.py"
+    cases = sorted({*tests.glob("test_triton*.py")} - {table})
     texts = ["".join(file.read_text() for file in files) for files in (cases, [table])]
-    for file in (ROOT / "src/grace/kernels").glob("*/**/triton.py"):
-        if "@triton.jit" not in file.read_text() or "@operation" not in (file.parent / "__init__.py").read_text():
+    kernels = ROOT / "src/grace/kernels"
+    for file in (*kernels.glob("*/**/triton.py"), *kernels.glob("*/**/triton/__init__.py")):
+        folder = file.parent if file.name == "triton.py" else file.parent.parent
+        if "@triton.jit" not in file.read_text() or "@operation" not in (folder / "__init__.py").read_text():
             continue  # it launches another family's, or has parts of others' kernels
-        family = file.parent.name
+        family = folder.name
         law = ROOT / f"tests/laws/test_{family}.py"  # of a family that serves a bucket
         of_family = [texts[0] + (law.read_text() if law.exists() else ""), *texts[1:]]
         words = "|".join(

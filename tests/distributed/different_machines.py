@@ -65,7 +65,7 @@ MUTANTS: dict[str, tuple[str, str, dict[str, Callable[..., Any]]]] = {
         "grace.methods.powersgd",
         {"orthonormalize": orthonormalize_by_lapack, "split_low_rank": split_by_blas},
     ),
-    "contracted": ("3lc", "grace.kernels.quartic.codes", {"add_scaled_": add_contracted}),
+    "contracted": ("3lc", "grace.kernels.ternary.codes", {"add_scaled_": add_contracted}),
 }
 
 

@@ -47,3 +47,15 @@ def test_the_qualities_are_those_of_the_archive():
         shown = float(f"{end:.4g}")
         assert f'aria-label="{method} ends at {shown:g}"' in drawn["quality"]
         assert f"{method}" in drawn["bytes"]
+
+
+def test_the_frontier_is_that_of_the_long_archive():
+    rows = figures.frontier_rows(figures.find_frontier(figures.read_archive(figures.LONG)))
+    drawn = (ROOT / "docs" / "images" / "frontier.svg").read_text()
+    assert rows
+    for row in rows:
+        assert f'aria-label="{row["name"]} on {row["task"]}: {row["lost"]:.2f} % lost"'.replace(
+            "-0.00", "0.00"
+        ) in drawn.replace("\u2212", "-").replace("-0.00", "0.00").replace("&gt;", ">")
+    if min(row["seeds"] for row in rows) < figures.SEEDS:
+        assert "differences of some percent mean nothing" in drawn, "few seeds are told"

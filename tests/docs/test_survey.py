@@ -7,8 +7,9 @@ import re
 import msgspec
 import pytest
 
-from benchmarks.evidence import gather, to_json
+from benchmarks.evidence import gather, to_json, to_known
 from docs.survey import findings
+from grace.auto import classes
 from grace_bench.survey.archive import check_row, merge, read_archive
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import SurveyRow
@@ -22,12 +23,17 @@ def rows() -> list[SurveyRow]:
 
 def test_the_page_is_what_the_archive_says(rows: list[SurveyRow]) -> None:
     assert findings.PAGE.read_text(encoding="utf-8") == findings.page(
-        rows, read_plan(findings.PLAN), read_steps(findings.STEPS)
+        rows, read_plan(findings.PLAN), read_steps(findings.STEPS), findings.read_all()[0]
     )
 
 
 def test_what_the_package_knows_is_what_the_archive_says(rows: list[SurveyRow]) -> None:
-    assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(rows), "python -m docs.survey.findings writes it"
+    every, sources = findings.read_all()
+    assert {row.key for row in rows} <= {row.key for row in every}
+    assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(every), "python -m docs.survey.findings writes it"
+    assert classes.PATH.read_text(encoding="utf-8") == to_known(every, sources), (
+        "python -m docs.survey.findings writes it"
+    )
 
 
 def test_with_the_steps_of_an_idle_machine_the_page_has_times(rows: list[SurveyRow]) -> None:
@@ -109,6 +115,22 @@ def test_places_that_change_and_winners(rows: list[SurveyRow]) -> None:
     same = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=HIGH, bare=LOW)]
     assert [verdict.verdict for verdict in findings.judge(changed)[4:6]] == ["confirmed", "confirmed"]
     assert [verdict.verdict for verdict in findings.judge(same)[4:6]] == ["refuted", "not decidable here"]
+
+
+def test_verdicts_that_long_runs_overturn_are_said(rows: list[SurveyRow]) -> None:
+    short = [row for task in ("a", "b") for row in with_plain(rows[0], task, 100, topk=LOW)]
+    long = [row for task in ("c", "d") for row in with_plain(rows[0], task, 5000, topk=HIGH)]
+    (line,) = findings.overturned(short, [*short, *long])
+    assert line == (
+        "- `topk`: `less` by the shorter runs, as on a after 100 steps; `keeps` by those of 5,000 steps, as on c."
+    )
+    assert findings.overturned(short, [*short, *long[:6]]) == [], "one task is not enough"
+
+
+def with_plain(row: SurveyRow, task: str, steps: int, **finals: tuple[float, ...]) -> list[SurveyRow]:
+    """Rows of a task, with those of uncompressed training."""
+    plain = [msgspec.structs.replace(each, method="none") for each in runs(row, task, topk=HIGH)]
+    return [msgspec.structs.replace(each, steps=steps, why=None) for each in (*plain, *runs(row, task, **finals))]
 
 
 def test_divergence_is_the_worst_there_is(rows: list[SurveyRow]) -> None:

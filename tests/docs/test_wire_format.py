@@ -14,7 +14,7 @@ import pytest
 
 import grace
 from grace.contract.compressor import Compressor
-from grace.kernels.minmax.groups import BucketGroups
+from grace.kernels.minmax_sketch.groups import BucketGroups
 from tests.docs.pages import ROOT
 from tests.golden.golden import COMPRESSORS, CORES, GOLDEN
 

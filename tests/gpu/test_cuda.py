@@ -199,7 +199,7 @@ def test_a_model_trains_over_nccl(spec: str, one_worker: None, kernels: str) -> 
 
 
 def test_buckets_are_measured_with_their_launches() -> None:
-    rows = buckets.measure(["qsgd:bits=4"], 4, DEVICE, [(300, 4), (7,)])
+    rows = list(buckets.measure(["qsgd:bits=4"], 4, DEVICE, [(300, 4), (7,)]))
     values = {row["operation"].rpartition(": ")[2]: row["value"] for row in rows}
     assert values["the host submits it"] > 0
     assert LAUNCHES["qsgd"][0] <= values["launches of kernels, Triton's and torch's"] < 40

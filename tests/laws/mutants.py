@@ -201,7 +201,7 @@ class Smooth(QSGD):
     """Claims half the variance."""
 
     def facts(self, n: int) -> Facts:
-        return replace(QSGD.facts(self, n), variance=self._omega(n) / 4)
+        return replace(QSGD.facts(self, n), variance=self._levels.variance(n) / 4)
 
 
 @dataclass(frozen=True)

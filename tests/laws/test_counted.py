@@ -178,12 +178,12 @@ def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None
 @pytest.mark.parametrize(
     ("family", "spec"),
     [
-        ("counted", "threshold:v=1.5"),
-        pytest.param("counted", "threshold:v=1.5,index=rice", marks=night),
+        ("variable_sparse", "threshold:v=1.5"),
+        pytest.param("variable_sparse", "threshold:v=1.5,index=rice", marks=night),
         pytest.param("sampling", "gspar:ratio=0.3", marks=night),
-        ("tagged", "inceptionn:p=8"),
-        pytest.param("minmax", "sketchml", marks=night),
-        pytest.param("minmax", "sketchml:index=delta", marks=night),
+        ("tagged_fixed_point", "inceptionn:p=8"),
+        pytest.param("minmax_sketch", "sketchml", marks=night),
+        pytest.param("minmax_sketch", "sketchml:index=delta", marks=night),
     ],
 )
 def test_tensors_too_large_to_choose_from_are_chosen_one_by_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import itertools
 from typing import Any
 
 import pytest
@@ -258,8 +259,7 @@ def test_nothing_is_lost_whatever_happens(script: Any, codecs: tuple[str, str], 
 
 
 # ---- equal to what is known, and to itself --------------------------------------------------------------------------
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_in_lockstep_it_is_diloco_to_the_bit(fragments: int):
+def is_diloco(fragments: int) -> None:
     plan = Plan.of(make(), every=EVERY, fragments=fragments)
     settings = SyncerSettings(learners=4, quorum=4, average="plain")
     world = World(syncers.Syncer(settings, "run"))
@@ -268,7 +268,12 @@ def test_in_lockstep_it_is_diloco_to_the_bit(fragments: int):
     world.run(4 * EVERY + 0.5)
     assert world.syncer.stats.merges == 4 * fragments
     got = world.syncer.parameters
-    assert all(map(torch.equal, got.values(), diloco(plan, steps=4 * EVERY).values()))
+    assert all(map(torch.equal, got.values(), diloco(plan, steps=4 * EVERY).values())), "not DiLoCo's bits"
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_in_lockstep_it_is_diloco_to_the_bit(fragments: int):
+    is_diloco(fragments)
 
 
 def diloco(plan: Plan, steps: int) -> dict[str, Tensor]:
@@ -293,22 +298,29 @@ def diloco(plan: Plan, steps: int) -> dict[str, Tensor]:
     return theta
 
 
-def bits_after(script: Any, hook: Any = lambda play: None) -> dict[str, Tensor]:
-    play = Play("topk:ratio=0.1", "lpc:bits=4", quorum=2)
+def bits_after(
+    script: Any, hook: Any = lambda play: None, up: str = "topk:ratio=0.1", down: str = "lpc:bits=4"
+) -> dict[str, Tensor]:
+    play = Play(up, down, quorum=2)
     play.play(script, wait=3.0)
     hook(play)
     play.world.run(play.world.now + 40.0)
     return play.world.syncer.parameters
 
 
-def test_the_same_events_give_the_same_bits():
-    first, second = bits_after(LONG), bits_after(LONG)
-    assert all(map(torch.equal, first.values(), second.values()))
-    other = bits_after([(1, "stall", 1), *LONG])
-    assert not all(map(torch.equal, first.values(), other.values()))
+def follows_from_events(up: str = "topk:ratio=0.1") -> None:
+    first, second = bits_after(LONG, up=up), bits_after(LONG, up=up)
+    assert all(map(torch.equal, first.values(), second.values())), "other bits"
+    other = bits_after([(1, "stall", 1), *LONG], up=up)
+    assert not all(map(torch.equal, first.values(), other.values())), "no event matters"
 
 
-def test_a_learner_that_is_saved_and_loaded_goes_on_with_the_same_bits():
+@pytest.mark.parametrize("up", ["topk:ratio=0.1", "randomk:ratio=0.2"])
+def test_the_same_events_give_the_same_bits(up: str):
+    follows_from_events(up)
+
+
+def learners_go_on() -> None:
     def pause(play: Play) -> Process:
         process = play.world.processes["l1"]
         process.stall(6.0)
@@ -325,10 +337,14 @@ def test_a_learner_that_is_saved_and_loaded_goes_on_with_the_same_bits():
         process.start()
 
     first, second = bits_after(LONG[:2], cut), bits_after(LONG[:2], load)
-    assert all(map(torch.equal, first.values(), second.values()))
+    assert all(map(torch.equal, first.values(), second.values())), "other bits after a stop"
 
 
-def test_a_syncer_that_is_saved_and_loaded_goes_on_with_the_same_bits():
+def test_a_learner_that_is_saved_and_loaded_goes_on_with_the_same_bits():
+    learners_go_on()
+
+
+def syncers_go_on() -> None:
     def restart(play: Play, load: bool) -> None:
         world = play.world
         for process in world.processes.values():  # nothing on its way
@@ -346,7 +362,11 @@ def test_a_syncer_that_is_saved_and_loaded_goes_on_with_the_same_bits():
 
     first = bits_after(LONG[:2], lambda play: restart(play, False))
     second = bits_after(LONG[:2], lambda play: restart(play, True))
-    assert all(map(torch.equal, first.values(), second.values()))
+    assert all(map(torch.equal, first.values(), second.values())), "other bits after a stop"
+
+
+def test_a_syncer_that_is_saved_and_loaded_goes_on_with_the_same_bits():
+    syncers_go_on()
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
@@ -421,3 +441,119 @@ def test_mutants_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch):
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         Play("topk:ratio=0.1", "lpc:bits=4").play(LONG)
+
+
+def _steps_without_nesterov(patch: Any) -> None:
+    def step(parameters: Any, momenta: Any, delta: Any, lr: float, momentum: float) -> None:
+        for theta, b, d in zip(parameters, momenta, delta, strict=True):
+            theta.sub_(b.mul_(momentum).add_(d), alpha=lr)
+
+    patch.setattr(syncers, "outer_step_", step)
+
+
+def _adds_up(patch: Any) -> None:
+    patch.setattr(syncers, "weigh", lambda work: [1.0] * len(work))
+
+
+def _keeps_its_own(patch: Any) -> None:
+    """The learner goes on from what it has."""
+    update = learners.Learner._update
+
+    def keep(self: Any, message: Any) -> None:
+        own = {name: p.clone() for name, p in self._parameters.items()}
+        update(self, message)
+        if message.serial > 1:
+            for name, p in self._parameters.items():
+                p.copy_(own[name])
+
+    patch.setattr(learners.Learner, "_update", keep)
+
+
+@pytest.mark.parametrize("mutant", [_steps_without_nesterov, _adds_up, _keeps_its_own])
+def test_what_is_not_diloco_is_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch):
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError, match="not DiLoCo's bits"):
+        is_diloco(1)
+
+
+def _draws_anew(patch: Any) -> None:
+    """Random numbers of each run."""
+    of, count = Plan.of, itertools.count()
+    patch.setattr(Plan, "of", lambda *args, **knobs: of(*args, **knobs, seed=next(count)))
+
+
+def _asks_the_clock(patch: Any) -> None:
+    count = itertools.count()
+    patch.setattr(syncers.Syncer, "_budget", lambda self: float(next(count) % 7))
+
+
+@pytest.mark.parametrize("mutant", [_draws_anew, _asks_the_clock])
+def test_bits_that_do_not_follow_from_events_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch):
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError, match="other bits"):
+        follows_from_events("randomk:ratio=0.2")
+
+
+def _saves_without(*keys: str) -> Any:
+    """A learner's state in which these begin afresh."""
+
+    def mutant(patch: Any) -> None:
+        state_dict = learners.Learner.state_dict
+
+        def forget(self: Any) -> Any:
+            saved = state_dict(self)
+            for fragment in saved["fragments"]:
+                fragment.update({key: None if key == "debt" else 0 for key in keys})
+            return saved
+
+        patch.setattr(learners.Learner, "state_dict", forget)
+
+    return mutant
+
+
+def _trains_from_elsewhere(patch: Any) -> None:
+    """The parameters that a learner has trained are not in its state."""
+    load = learners.Learner.load_state_dict
+
+    def leave(self: Any, saved: Any) -> None:
+        own = {name: p.clone() for name, p in self._parameters.items()}
+        load(self, saved)
+        for name, p in self._parameters.items():
+            p.copy_(own[name])
+
+    patch.setattr(learners.Learner, "load_state_dict", leave)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [_saves_without("debt"), _saves_without("steps", "tokens"), _trains_from_elsewhere],
+    ids=["debt", "work", "parameters"],
+)
+def test_states_of_learners_that_lack_something_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch):
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError, match="other bits after a stop"):
+        learners_go_on()
+
+
+def _syncer_without(key: str) -> Any:
+    def mutant(patch: Any) -> None:
+        state_dict = syncers.Syncer.state_dict
+
+        def forget(self: Any) -> Any:
+            saved = state_dict(self)
+            if key == "momentum":
+                saved["momentum"] = [torch.zeros_like(x) for x in saved["momentum"]]
+            else:
+                saved["rounds"] = [[0] for _ in saved["rounds"]]
+            return saved
+
+        patch.setattr(syncers.Syncer, "state_dict", forget)
+
+    return mutant
+
+
+@pytest.mark.parametrize("mutant", [_syncer_without("momentum"), _syncer_without("rounds")], ids=["momentum", "rounds"])
+def test_states_of_syncers_that_lack_something_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch):
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError, match="other bits after a stop"):
+        syncers_go_on()

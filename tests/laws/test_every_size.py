@@ -19,7 +19,7 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.many.triton import encoder_at
+from grace.kernels.tensor_list.triton import encoder_at
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import Run
 from tests.unit.kernels.launched import read
@@ -39,12 +39,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "float16": ("fp16",),
     "casts": ("bf16:communicator=allgather,memory=residual", "fp16:communicator=allgather", "none:communicator=allgather"),
     "signs": ("efsignsgd:block=32", "onebit:group=8,tau=0.1", "signsgd:zero=abstain"),
-    "levels": ("qsgd:bits=4,bucket=32,memory=residual", "terngrad:clip=1.5,bucket=32", "qsgd:bits=3,norm=l2,bucket=100"),
-    "powers": ("natural:bits=4,block=7,memory=residual", "natural"),
-    "codebook": ("u8bit:block=100", "u8bit:block=16"),
-    "fixed": ("lpc:bits=5,clip=0.5,block=100,memory=residual", "lpc:block=16"),
+    "stochastic_levels": (
+        "qsgd:bits=4,bucket=32,memory=residual", "terngrad:clip=1.5,bucket=32", "qsgd:bits=3,norm=l2,bucket=100",
+    ),
+    "log2_quantization": ("natural:bits=4,block=7,memory=residual", "natural"),
+    "dynamic_8bit": ("u8bit:block=100", "u8bit:block=16"),
+    "linear_quantization": ("lpc:bits=5,clip=0.5,block=100,memory=residual", "lpc:block=16"),
     "affine": ("minmax:bits=3,block=16,memory=residual", "minmax:block=64"),
-    "floats": ("fp8:block=32,memory=residual", "fp8:fmt=e5m2,stochastic=true"),
+    "fp8": ("fp8:block=32,memory=residual", "fp8:fmt=e5m2,stochastic=true"),
     "weights": ("fp8:block=32,memory=residual,gamma=2",),
     "memories": ("signum", "efsignsgd:memory=distef,block=32", "fp8:memory=ef21m,block=32"),
     "blocks": ("blockrandomk:ratio=0.4,block=8,mode=cyclic,memory=dgc,clip=0.5",),
@@ -53,26 +55,26 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "svd": ("atomosvd:rank=1,min_rate=0.1",),
     "gradiveq": ("gradiveq:collect=1",),
     "ridge": ("gradzip:rank=1,min_rate=0.1",),
-    "tagged": ("inceptionn:p=6,memory=residual", "inceptionn:memory=residual"),
-    "quartic": ("3lc",),
+    "tagged_fixed_point": ("inceptionn:p=6,memory=residual", "inceptionn:memory=residual"),
+    "ternary": ("3lc",),
     "two hops": ("qsgd:bits=4,bucket=8,communicator=scatterreduce,memory=residual",),
     "servers": ("efsignsgd:block=32,communicator=parameterserver", "efsignsgd:block=32,communicator=scatterreduce"),
     "rotation": ("drive:block=16,memory=residual", "eden:bits=3,block=64,memory=residual"),
-    "turns": ("rht:block=16,memory=residual", "rht:inner=fp8,block=64,memory=residual"),
-    "tables": ("thc:block=16", "thc:block=64"),
-    "subsets": ("randomk:ratio=0.3", "blockrandomk:ratio=0.4,mode=clt"),
+    "hadamard": ("rht:block=16,memory=residual", "rht:inner=fp8,block=64,memory=residual"),
+    "lookup_table": ("thc:block=16", "thc:block=64"),
+    "random_masks": ("randomk:ratio=0.3", "blockrandomk:ratio=0.4,mode=clt"),
     "selection": ("topk:ratio=0.2", "topk:ratio=0.2,memory=dgc"),
     "quanta": ("qsparse:ratio=0.2,quant=4",),
     "thresholds": ("threshold:v=0.5", "strom", "threshold:v=0.5,relative=true,values=bfloat16"),
     "gaps": ("varsparse:alpha=0.5,index=rice", "topk:ratio=0.2,index=delta", "strom:index=rice"),
-    "tails": ("sidco:dist=gamma", "sidco:dist=gpareto", "sidco"),
+    "exceedances": ("sidco:dist=gamma", "sidco:dist=gpareto", "sidco"),
     "sides": ("adaq:joint=true", "adaq"),
-    "counted": ("dgc", "dgc:index=delta"),
+    "variable_sparse": ("dgc", "dgc:index=delta"),
     "quantiles": ("sketch", "sketch:quantiles=7,zero_edge=false"),
     "sampling": ("gspar:ratio=0.7", "gspar:rounds=0,memory=residual"),
     "expectations": ("gspar:ratio=0.7,index=rice", "atomo:ratio=0.3,index=delta"),
-    "minmax": ("sketchml", "sketchml:index=rice"),
-    "hashing": ("sketchedsgd:ratio=0.1,rows=1,cols=1,p2=1", "sketchedsgd:ratio=0.04,rows=3,cols=2,p2=2,nesterov=true"),
+    "minmax_sketch": ("sketchml", "sketchml:index=rice"),
+    "count_sketch": ("sketchedsgd:ratio=0.1,rows=1,cols=1,p2=1", "sketchedsgd:ratio=0.04,rows=3,cols=2,p2=2,nesterov=true"),
 }  # fmt: skip
 FAMILY = {spec: name for name, specs in FAMILIES.items() for spec in specs}
 # Without a memory, and others: a third of the sizes in each dtype.
@@ -89,7 +91,10 @@ BARE = (
 )  # fmt: skip
 # Of these a first step and others differ by more than the memory: both run there.
 FROM_THE_FIRST = ("powersgd", "acpsgd", "gradiveq", "gradzip", "atomosvd")
-GATE = ("signs", "levels", "powers", "codebook", "fixed", "affine", "floats", "quartic", "powersgd")
+GATE = (
+    "signs", "stochastic_levels", "log2_quantization", "dynamic_8bit", "linear_quantization", "affine", "fp8", "ternary",
+    "powersgd",
+)  # fmt: skip
 FEW = (*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 300)
 
 
@@ -190,10 +195,10 @@ ELSEWHERE = {
     "random._walk": "longer than 4096",
     "kernels.quantiles._sample": "longer than 2**20",
     "kernels.packing._pack_trits": "tests/unit/kernels/test_triton_lists.py",
-    "kernels.subsets._take": "tests/unit/kernels/test_triton.py",
-    "kernels.subsets._add": "tests/unit/kernels/test_triton.py",
+    "kernels.random_masks._take": "tests/unit/kernels/test_triton.py",
+    "kernels.random_masks._add": "tests/unit/kernels/test_triton.py",
 }
-NARROWS = "kernels.staging._narrow"  # which rounds means to gradients that are narrower than float32
+NARROWS = "kernels.multi_tensor._narrow"  # which rounds means to gradients that are narrower than float32
 
 
 def launched(spec: str, dtype: torch.dtype, *, together: bool) -> set[str]:

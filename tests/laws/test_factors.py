@@ -18,9 +18,9 @@ from grace.compute import backends
 from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.factors import Factors
-from grace.kernels.many import Many
-from grace.kernels.staging import narrow_many
+from grace.kernels.low_rank.grouped import Factors
+from grace.kernels.multi_tensor import narrow_many
+from grace.kernels.tensor_list import TensorList
 from grace.memories import error_feedback
 from grace.methods.common import factor_bucket, narrow_matrices
 from grace.methods.common.factor_bucket import FactorBucket
@@ -175,7 +175,7 @@ def test_narrow_gradients_without_a_memory(
         assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, steps, dtype) != want
 
 
-def _unnoticed(flags: Tensor, means: Many, many: Many) -> Tensor:
+def _unnoticed(flags: Tensor, means: TensorList, many: TensorList) -> Tensor:
     """Nobody asks whether a mean fits into what it becomes."""
     narrow_many(flags, means, many)
     return flags
@@ -297,29 +297,31 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-def _own_as_the_mean(lefts: Tensor, matrices: Many, factors: Factors, owns: Tensor | None, rights: Tensor) -> None:
+def _own_as_the_mean(
+    lefts: Tensor, matrices: TensorList, factors: Factors, owns: Tensor | None, rights: Tensor
+) -> None:
     split(lefts, matrices, factors, owns, rights if owns is None else owns)
 
 
-def _never_new(flags: Tensor, states: Many, factors: Factors, rights: Tensor) -> None:
+def _never_new(flags: Tensor, states: TensorList, factors: Factors, rights: Tensor) -> None:
     succeed(torch.zeros_like(flags), states, factors, rights)
 
 
-def _of_the_states(rights: Tensor, states: Many, factors: Factors) -> None:
+def _of_the_states(rights: Tensor, states: TensorList, factors: Factors) -> None:
     for x, right in zip(states.xs, factors.cut(rights, factors.rights), strict=True):
         right.copy_(x[0])
 
 
-def _as_they_are(lefts: Tensor, columns: Many, factors: Factors, *_: Any) -> None:
+def _as_they_are(lefts: Tensor, columns: TensorList, factors: Factors, *_: Any) -> None:
     for x, left in zip(columns.xs, factors.cut(lefts, factors.lefts), strict=True):
         left.copy_(x[0])
 
 
-def _none(flags: Tensor, many: Many) -> Tensor:
+def _none(flags: Tensor, many: TensorList) -> Tensor:
     return torch.zeros_like(flags)
 
 
-def _all(flags: Tensor, many: Many) -> Tensor:
+def _all(flags: Tensor, many: TensorList) -> Tensor:
     return torch.ones_like(flags)
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="needs the package triton")
 
 import grace
-from grace.kernels.subsets.triton import Subsets
+from grace.kernels.random_masks.triton import Subsets
 from tests.laws import launches
 from tests.laws.launches import LAUNCHES, PAGE, RUN
 from tests.laws.test_counted import count_work

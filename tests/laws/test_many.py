@@ -23,8 +23,8 @@ from grace.contract.compressor import Compressor
 from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.many import SIDES, Many
-from grace.kernels.many.triton import encoder_at, key_of, numbers_of
+from grace.kernels.tensor_list import SIDES, TensorList
+from grace.kernels.tensor_list.triton import encoder_at, key_of, numbers_of
 from grace.methods.drive import DRIVE
 from grace.methods.fp8 import FP8
 from grace.methods.lpc import LPC
@@ -223,9 +223,9 @@ def test_launches_of_two_hops(spec: str, even: int, odd: int, monkeypatch: pytes
         assert count_launches(full, shapes, monkeypatch, world=2) == want
 
 
-def some(device: str = "cpu", sizes: tuple[int, ...] = (5, 70)) -> tuple[Many, list[Tensor]]:
+def some(device: str = "cpu", sizes: tuple[int, ...] = (5, 70)) -> tuple[TensorList, list[Tensor]]:
     streams = [Stream(0, "m", str(n), 0, 0) for n in sizes]
-    return Many(sizes, [4, 204], streams, torch.device(device)), [torch.ones(1, n) for n in sizes]
+    return TensorList(sizes, [4, 204], streams, torch.device(device)), [torch.ones(1, n) for n in sizes]
 
 
 def test_tables_are_not_made_while_work_is_captured() -> None:
@@ -308,7 +308,7 @@ def _half_of_each(lanes, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.sum(lanes, 1) * 0.5
 
 
-def _no_cast(flags: Tensor, means: Many, many: Many) -> Tensor:
+def _no_cast(flags: Tensor, means: TensorList, many: TensorList) -> Tensor:
     """Nothing is rounded."""
     return flags
 
@@ -333,7 +333,7 @@ def _as_they_are(norms: Tensor, *_: Any) -> Tensor:
     return norms
 
 
-def _never(flags: Tensor, many: Many) -> None:
+def _never(flags: Tensor, many: TensorList) -> None:
     """Nothing is restored."""
 
 
@@ -342,13 +342,13 @@ def _never(flags: Tensor, many: Many) -> None:
     [
         ("grace.kernels.triton.load_number", words_as_numbers, *NARROW[2]),
         ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
-        ("grace.kernels.many.triton.key_of", _key_of_the_first, "natural", torch.float32),
-        ("grace.kernels.tiles.triton.mark_if", never, "natural", torch.float32),
-        ("grace.kernels.tiles.triton.load_sum", memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.tensor_list.triton.key_of", _key_of_the_first, "natural", torch.float32),
+        ("grace.kernels.triton.tiles.mark_if", never, "natural", torch.float32),
+        ("grace.kernels.triton.tiles.load_sum", memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.signs.triton.encoder_at", _first_block, "onebit:group=7,tau=0.1", torch.float32),
         (
-            "grace.kernels.levels.triton._cut",
+            "grace.kernels.stochastic_levels.triton._cut",
             _as_they_are,
             "terngrad:clip=1.2,bucket=16,memory=residual",
             torch.float32,
@@ -370,7 +370,7 @@ def test_mutants_are_caught(
 @pytest.mark.parametrize(
     ("where", "mutant"),
     [
-        ("grace.kernels.many.triton.numbers_of", _first_row),
+        ("grace.kernels.tensor_list.triton.numbers_of", _first_row),
         ("grace.communicators.scattered_many.agree", _poisoned),
         ("grace.communicators.scattered_many.pad_many", _nothing),
         ("grace.communicators.scattered_many.fetch_many", _nothing),

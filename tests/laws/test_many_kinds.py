@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import ALL, SOME, Plans, Run, Shapes, assert_same
 from tests.laws.test_many import LARGE, SHAPES, SMALL, SUMMED, outcome
@@ -92,7 +92,7 @@ def in_reference(spec: str) -> Any:
         return [run.step() for _ in range(3)], run.seen
 
 
-def _unturned(storage: Tensor, many: Many, into: Many, *_: Any) -> Tensor:
+def _unturned(storage: Tensor, many: TensorList, into: TensorList, *_: Any) -> Tensor:
     """Nothing is rotated."""
     return torch.ones(len(many), dtype=torch.bool)
 

@@ -124,7 +124,7 @@ def test_laws_hold(name: str, law: str) -> None:
 
 
 def test_a_law_that_a_kernel_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.kernels.tiles.triton.load_sum", memory_left_out)
+    monkeypatch.setattr("grace.kernels.triton.tiles.load_sum", memory_left_out)
     with pytest.raises(AssertionError):
         test_laws_hold("natural", "nothing lost")
 
@@ -135,8 +135,10 @@ def test_words_that_are_taken_for_numbers_are_caught(monkeypatch: pytest.MonkeyP
         test_narrow_gradients_are_read_as_they_are("efsignsgd", torch.bfloat16)
 
 
-@pytest.mark.parametrize(("family", "spec"), [("tiles", "qsgd:bits=4"), ("selection.tiles", "topk:ratio=0.2")])
-def test_a_memory_that_is_left_out_is_caught(family: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"grace.kernels.{family}.triton.load_sum", memory_left_out)
+@pytest.mark.parametrize(
+    ("module", "spec"), [("triton.tiles", "qsgd:bits=4"), ("selection.triton.candidates", "topk:ratio=0.2")]
+)
+def test_a_memory_that_is_left_out_is_caught(module: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.{module}.load_sum", memory_left_out)
     with pytest.raises(AssertionError):
         agree(grace.method(f"{spec},memory=residual"), [normal(6, 7)(rank) for rank in range(2)])

@@ -106,7 +106,7 @@ def _wire_on_default_device() -> None:
 
 def _crash() -> None:
     """Memory that is not there."""
-    _replace("grace.kernels.subsets.native", "take_subset", lambda _: lambda *args: ctypes.string_at(0))
+    _replace("grace.kernels.random_masks.native", "take_subset", lambda _: lambda *args: ctypes.string_at(0))
 
 
 DEFECTS = {"rounded": _round_to_default, "placed": _wire_on_default_device, "crash": _crash}

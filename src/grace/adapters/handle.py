@@ -86,7 +86,7 @@ class BaseHandle:
 
     def replayed(self, *, applied: bool = True) -> None:
         """Call it after each ``graph.replay()``, on all ranks, if a step with this exchange was captured into a CUDA graph: it
-        ends the step, which a graph cannot. An inf, NaN or illegal payload is raised or counted with the step after. The
+        ends the step, which a graph cannot. An inf, NaN or illegal payload is raised or counted two steps later. The
         current stream must be the one that replays: there the next replay finds the number of its step.
 
         Args:

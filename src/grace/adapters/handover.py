@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import Choosing, read_choice
 from grace.auto.settings import Auto
+from grace.auto.site import Site
 from grace.collectives import AllGather, Collective, Exchange
 from grace.contract.method import Method
 from grace.errors import FingerprintMismatch, InputError
@@ -63,6 +65,8 @@ class Handover(Choosing):
         kernel, bias = handover.mean([torch.from_dlpack(gradient) for gradient in gradients])
     """
 
+    toolkit = "another toolkit"  # whose gradients they are
+
     def __init__(
         self,
         names: Sequence[str],
@@ -92,6 +96,10 @@ class Handover(Choosing):
         self._absent: list[bool] | None = None
         self._buckets = fill_buckets(like, options.bucket_bytes)
         self._begin_auto(auto)
+
+    def _site(self) -> Site:
+        """The tensors are another toolkit's: what methods cost in quality was measured in torch."""
+        return replace(Site.of(self._session), beyond=(f"gradients of {self.toolkit}",))
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     @torch.no_grad()

@@ -48,6 +48,7 @@ from grace.auto.settings import Auto
 from grace.auto.site import Site
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
+from grace.flags.capturing import capturing
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
@@ -349,11 +350,21 @@ class ShardedHandle(Choosing, Handle):
                 self._end_step(self._driver)
         if self._fast is not None:
             self._fast.advance()
-            self._fast.count_step(half_of_dense(self._fast))
-        if self._weights is not None:
-            self._weights.session.count_step(0)
-        self._session.count_step(None if self._replicated else half_of_dense(self._session))
-        self._session.logs.report()
+        if not capturing():  # each replay counts
+            self._count_step()
+            self._session.logs.report()
+
+    def _count_step(self) -> None:
+        for session in self._sessions():
+            weights = self._weights is not None and session is self._weights.session
+            scatters = not self._replicated or session is self._fast
+            session.count_step(0 if weights else half_of_dense(session) if scatters else None)
+
+    def replayed(self, *, applied: bool = True) -> None:
+        for session in (self._session, self._fast):
+            if session is not None:
+                session.replayed(applied, counts=False)
+        self._count_step()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:

@@ -15,31 +15,12 @@ LEVELS = 2048  # parts of the budget that the programme tells apart
 Table = Sequence[Sequence[float]]
 
 
-def within_error(cost: Table, error: Table, budget: float, levels: int = LEVELS) -> list[int] | None:
-    """The choice of each layer that costs least with errors of at most ``budget`` in sum; None: nothing fits.
-
-    ``best[l][e] = min over c of best[l - 1][e - units(error[l][c])] + cost[l][c]``, with errors in parts of the budget,
-    rounded to the nearest part and rounded up; what then exceeds the budget is dropped, what is left is spent, and the same
-    choice for all layers competes. O(layers x choices x levels).
-    """
-    starts = _same(cost)
-    if budget > 0:
-        for half in (0.5, 1.0 - 1e-9):
-            units = [[math.floor(value / budget * levels + half) for value in row] for row in error]
-            starts += _program(cost, units, levels)
-    best: list[int] | None = None
-    for start in starts:
-        if _sum(error, start) > budget * (1 + 1e-9):
-            continue
-        chosen = _spend_errors(cost, error, budget, start)
-        if best is None or _sum(cost, chosen) < _sum(cost, best):
-            best = chosen
-    return best
-
-
 def within_cost(cost: Table, error: Table, budget: float, levels: int = LEVELS) -> list[int] | None:
-    """The dual: the least error with costs of at most ``budget`` in sum; None: nothing fits. What is left is spent where it
-    gains most for its cost.
+    """The choice of each layer that loses least with costs of at most ``budget`` in sum; None: nothing fits.
+
+    ``best[l][e] = min over c of best[l - 1][e - units(cost[l][c])] + error[l][c]``, with costs in parts of the budget,
+    rounded to the nearest part and rounded up; what then exceeds the budget is dropped, what is left is spent where it gains
+    most for its cost, and the same choice for all layers competes. O(layers x choices x levels).
     """
     starts = _same(cost)
     if budget > 0:
@@ -77,18 +58,6 @@ def fill_bits(
         fixed[worst] = low if widths[worst] < low else high
 
 
-def fill_ratios(numbers: Sequence[int], means: Sequence[float], kept: float) -> tuple[float, list[float]]:
-    """(threshold, how many numbers of each layer lie above it) for ``kept`` in all, if magnitudes are exponential with these
-    means: one threshold for all layers loses the least energy.
-    """
-    low, high = 0.0, max(means) * (math.log(sum(numbers) / kept + 1) + 1)
-    for _ in range(200):
-        at = (low + high) / 2
-        count = sum(n * math.exp(-at / mean) for n, mean in zip(numbers, means, strict=True))
-        low, high = (at, high) if count > kept else (low, at)
-    return high, [n * math.exp(-high / mean) for n, mean in zip(numbers, means, strict=True)]
-
-
 def _same(table: Table) -> list[list[int]]:
     """The same choice for all layers."""
     return [[choice] * len(table) for choice in range(len(table[0]))]
@@ -123,17 +92,6 @@ def _program(gain: Table, units: Sequence[Sequence[int]], levels: int) -> list[l
         path.append(chosen[at])
         at -= parts[chosen[at]]
     return [path[::-1]]
-
-
-def _spend_errors(cost: Table, error: Table, budget: float, start: Sequence[int]) -> list[int]:
-    """Cheaper choices, the dearest layer first, as long as errors fit."""
-    choice = list(start)
-    for layer in sorted(range(len(choice)), key=lambda k: -cost[k][choice[k]]):
-        others = _sum(error, choice) - error[layer][choice[layer]]
-        fits = [c for c in range(len(cost[layer])) if others + error[layer][c] <= budget * (1 + 1e-12)]
-        if fits:
-            choice[layer] = min(fits, key=lambda c: cost[layer][c])
-    return choice
 
 
 def _spend_cost(cost: Table, error: Table, budget: float, start: Sequence[int]) -> list[int]:

@@ -66,6 +66,7 @@ def problem_of(
     most: float | None = None,
     *,
     fuses: bool = True,
+    factors: Mapping[str, float] | None = None,
 ) -> Problem:
     """The planning problem.
 
@@ -77,6 +78,7 @@ def problem_of(
         errors: of each method, by tensor.
         most: that a tensor may have; where it has more, or nobody knows, it cannot.
         fuses: whether neighbours may travel as one.
+        factors: times as many steps that a method takes; None: all take as many.
     """
 
     def phases(first: int, end: int, method: str) -> list[Phase] | None:
@@ -103,6 +105,7 @@ def problem_of(
         list(methods),
         phases,
         kinds=kinds,
+        factors=factors or {},
     )
 
 

@@ -48,6 +48,7 @@ APART, LASTING, DOUBLED = (
 EXCHANGES = 0.1  # of a step: where they take less, their pace says nothing
 EXCHANGE_SLACK, EXCHANGE_LIMIT = 0.15, 0.6  # of their drift: codecs and waiting are in them
 _STALL = 4  # times the block's median: a period that is longer is left out, an evaluation or a checkpoint
+ONE = 1_000_000  # of weights
 Kind: TypeAlias = Literal["watch", "scout", "mine", "theirs"]
 
 
@@ -65,6 +66,7 @@ class Controller:
         margin: by how much a challenger must be faster. share: of the time that trials and the rest may take.
         seed: of the order of blocks. spent: nanoseconds so far, on all ranks alike. period: of a step, expected.
         first: the step of the run at which it begins.
+        weights: of a step of each plan, in millionths: how many of bf16's it takes to come as far. Empty: all are alike.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class Controller:
         spent: int = 0,
         period: int | None = None,
         first: int = 0,
+        weights: Sequence[int] = (),
     ):
+        self.weights = list(weights) or [ONE] * len(predicted)
         self.predicted, self.baselines, self.share = list(predicted), baselines, share
         self.current, self.queue = (
             incumbent,
@@ -233,8 +237,11 @@ class Controller:
         """Asks for a look as soon as there may be one."""
         self._alarm = why, False
 
-    def looked(self, predicted: Sequence[int], challengers: Sequence[int], why: str) -> None:
+    def looked(
+        self, predicted: Sequence[int], challengers: Sequence[int], why: str, weights: Sequence[int] = ()
+    ) -> None:
         """The link was looked at, and planned anew: the prediction of each plan, new ones included, and who is to be tried."""
+        self.weights = list(weights) or [*self.weights, *[ONE] * (len(predicted) - len(self.weights))]
         alarm = self.step == self._alarmed
         if self._open == self._changes:
             self._distance[alarm] = min(DOUBLED, 2 * self._distance[alarm])
@@ -256,7 +263,7 @@ class Controller:
             if self.spent + price > self._room:
                 self.waits[number] = f"trying it may cost {price / 1e9:.1f} s, and the budget has {left:.1f}"
             elif first is None:
-                first, self._trial = place, begun.again() if begun else Trial(self.current, number, why)
+                first, self._trial = place, begun.again() if begun else self._trial_of(number, why)
             elif begun is not None:
                 self.waits[number] = f"{begun.tally}, and it is tried again after others"
         if first is not None:
@@ -294,11 +301,25 @@ class Controller:
     def _more(self, number: int) -> int:
         """Nanoseconds by which a step is predicted to take longer than the incumbent's, as that was measured."""
         usual = max(1, self.measured.get(self.current, self.predicted[self.current]))
-        return max(0, self.predicted[number] * usual // max(1, self.predicted[self.current]) - usual)
+        return max(
+            0, self._worth(number, self.predicted[number]) * usual // max(1, self.predicted[self.current]) - usual
+        )
+
+    def _worth(self, number: int, ns: int) -> int:
+        """Nanoseconds that a step of a plan takes, as many of the incumbent's as would come as far."""
+        return ns * self.weights[number] // self.weights[self.current]
+
+    def _trial_of(self, number: int, why: str) -> Trial:
+        return Trial(self.current, number, why, weights=(self.weights[self.current], self.weights[number]))
+
+    def _ms(self, number: int, ns: int) -> str:
+        """A step in words, with its factor where it has one."""
+        weight = self.weights[number]
+        return f"{ns / 1e6:.1f}" + ("" if weight == ONE else f" (times {weight / ONE:.3g})")
 
     def _is_beyond(self, number: int) -> bool:
         """True if a challenger is predicted to be beyond the cap."""
-        return self.predicted[number] * CAP[1] > self.predicted[self.current] * CAP[0]
+        return self._worth(number, self.predicted[number]) * CAP[1] > self.predicted[self.current] * CAP[0]
 
     # ---- trials -----------------------------------------------------------------------------------------------------
     def _scout(self) -> None:
@@ -307,13 +328,16 @@ class Controller:
 
     def _scouted(self, median: int, legal: int) -> None:
         trial, usual = self._now, self.measured.get(self.current, self._period)
-        self.spent += max(0, median - usual) * 2
-        if legal and median * CAP[1] <= usual * CAP[0]:
+        worth = self._worth(trial.rival, median)
+        self.spent += max(0, worth - usual) * 2
+        if legal and worth * CAP[1] <= usual * CAP[0]:
             self._begin_pair()
         elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
             self._scout()  # one step may have met a stall
         else:
-            words = f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f} before it: much slower"
+            words = (
+                f"{self._ms(trial.rival, median)} ms a step, and {self._ms(self.current, usual)} before it: much slower"
+            )
             self._close(won=False, words=words)
 
     def _begin_pair(self) -> None:
@@ -329,11 +353,13 @@ class Controller:
         trial, kept, theirs = self._now, self._pair["mine"], self._pair["theirs"]
         plain = trial.rival < self.baselines <= trial.incumbent
         trial.add(kept, theirs, 10_000 if plain else self._needed)
+        worth = trial.worth(theirs)
         if kept and theirs:
-            self.spent += max(0, theirs - kept) * self._block_steps()
+            self.spent += max(0, worth - kept) * self._block_steps()
         verdict = trial.verdict(plain=plain)
-        if kept and theirs * CAP[1] > kept * CAP[0] and trial.better <= trial.worse:  # else it may have been a stall
-            words = f"much slower in the last pair, {theirs / 1e6:.1f} ms a step beside {kept / 1e6:.1f}"
+        if kept and worth * CAP[1] > kept * CAP[0] and trial.better <= trial.worse:  # else it may have been a stall
+            beside = self._ms(trial.incumbent, kept)
+            words = f"much slower in the last pair, {self._ms(trial.rival, theirs)} ms a step beside {beside}"
             self._close(won=False, words=words)
         elif verdict is not None:
             gives_way = ", and what is not faster gives way" if plain and verdict and trial.gain < YIELD else ""
@@ -379,8 +405,9 @@ class Controller:
     def _give_up(self, why: str) -> None:
         """Steps cannot be compared: the better baseline, unless something is predicted to be much faster."""
         self.hopeless = why
-        best = min(range(len(self.predicted)), key=lambda number: self.predicted[number])
-        number = best if self.predicted[best] <= BELIEVED * self.predicted[0] else 0
+        costs = [ns * weight for ns, weight in zip(self.predicted, self.weights, strict=True)]
+        best = min(range(len(costs)), key=lambda number: costs[number])
+        number = best if costs[best] <= BELIEVED * costs[0] else 0
         self.queue = []  # who waits would keep it from looking again
         self.events.append((self.step, f"{why}: no trials"))
         if number != self.current:

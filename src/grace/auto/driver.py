@@ -17,15 +17,14 @@ from torch import Tensor
 
 from grace.auto.calibrate import Calibration, calibrate, stragglers
 from grace.auto.choices import Buckets, Choice, policy_of, problem_of
-from grace.auto.classes import keeps_memory, permitted
-from grace.auto.controller import Controller
+from grace.auto.classes import LOOSE, factor_of, keeps_memory, permitted
+from grace.auto.controller import ONE, Controller
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
 from grace.auto.looks import look
 from grace.auto.losses import Losses
 from grace.auto.model import STEPS, Model, StepClock, model_of
-from grace.auto.planner import Plan, Problem
-from grace.auto.proposals import propose, propose_again
+from grace.auto.planner import Plan, Problem, propose, propose_again
 from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
@@ -77,9 +76,10 @@ class Driver:
             )
         self.session, self.settings, self.clock = session, settings, clock
         self.methods, self.left_out = permitted(
-            settings.quality if settings.error is None else "fast", session.world, optimizer, settings.methods or None,
-            memoryless=settings.error is not None, way=self.site.way,
+            settings.quality if settings.error is None else LOOSE, session.world, optimizer, settings.methods or None,
+            memoryless=settings.error is not None, way=self.site.way, goal=settings.goal,
         )  # fmt: skip
+        self.factors = {name: factor_of(name) or 1.0 for name in self.methods} if settings.goal == "time" else {}
         self.seed = options.seed if settings.seed is None else settings.seed
         self.known = Calibration(
             session.world, session.transport, 1.0, Timings(UNSHAPED, session.world, 1), way=self.site.way
@@ -126,9 +126,9 @@ class Driver:
         if self.speaks:
             for text in stragglers(self.known.codecs):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
-        problem = problem_of(self.buckets, None, self.known, self._careful, fuses=self.site.holds)
+        problem = problem_of(self.buckets, None, self.known, self._careful, fuses=self.site.holds, factors=self.factors)
         plans = [plan for method in problem.methods if (plan := problem.uniform(method)) is not None]
-        self._first = min(plans, key=lambda plan: plan.seconds)
+        self._first = min(plans, key=lambda plan: plan.cost)
         self.session.offer([self.site.resolve(policy_of(self._first, self.buckets))])
         self.history.measured(self._first)
 
@@ -274,6 +274,7 @@ class Driver:
         self.controller = Controller(
             _nanoseconds(plans), best, challengers, margin=self.settings.margin, share=self.settings.share, seed=self.seed,
             spent=sum(told.values()), period=int(1e9 * plans[best].seconds), first=self.session.worker.step,
+            weights=_weights(plans),
         )  # fmt: skip
         if self.known.unsure:
             self.controller.ask(f"the link is known only so far: {self.known.name_unsure()}")
@@ -297,7 +298,7 @@ class Driver:
         """The planning problem, from all that is known."""
         return problem_of(
             self.buckets, self.model, self.known, self.methods, self._losses.of, self.settings.error,
-            fuses=self.site.holds,
+            fuses=self.site.holds, factors=self.factors,
         )  # fmt: skip
 
     def _control(self, period: int, now: int) -> None:
@@ -336,7 +337,7 @@ class Driver:
             self._offer(controller.current)
         self._overhead += self.clock() - start
         self.history.looked(plans, challengers, why)
-        controller.looked(_nanoseconds(plans), challengers, why)
+        controller.looked(_nanoseconds(plans), challengers, why, _weights(plans))
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
@@ -420,3 +421,7 @@ class Driver:
 
 def _nanoseconds(plans: Sequence[Plan]) -> list[int]:
     return [int(1e9 * plan.seconds) for plan in plans]
+
+
+def _weights(plans: Sequence[Plan]) -> list[int]:
+    return [round(ONE * plan.factor) for plan in plans]

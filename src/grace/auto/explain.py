@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grace.auto.calibrate import stragglers
-from grace.auto.classes import NAMES, evidence_of
+from grace.auto.classes import EXACT, NAMES, evidence_of, extrapolates, steps_of
 from grace.auto.planner import Part, Plan
 from grace.auto.trial import Gain, Trial, measured_gain
 from grace.errors import InputError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grace.auto.driver import Driver
 
 SCHEMA, VERSION = "grace.auto", 1
+_LATER = ("goal", "steps", "extrapolated")  # what documents of the same version may lack
 _REJECTED = 3  # that are named for a bucket
 _COLUMNS = (
     "ready: share of a step's computation after which the bucket can go. predicted, measured: time of its exchange in a step "
@@ -48,11 +49,14 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was offered. words: it. predicted, measured: seconds of a step; null: it was not run."""
+    """A plan that was offered. words: it. predicted, measured: seconds of a step; null: it was not run. factor: steps of it
+    that come as far as one of bf16, under the goal "time".
+    """
 
     words: str
     predicted: float
     measured: float | None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Explanation:
         trials, events: what has happened. waits, hopeless: why something is not tried.
         spent: seconds, by what for. elapsed: of the run.
         left_out: methods, and why. evidence: on what it rests that a method may be used. stragglers: ranks that are slow.
+        goal: "steps" or "time". steps: of the methods that are used, to bf16's quality, in words.
+        extrapolated: in what this run differs from those that the evidence rests on, in words.
         gain: over the one of fp32 and bf16 that was measured to be better, by paired steps; None: not measured.
     """
 
@@ -110,6 +116,9 @@ class Explanation:
     stragglers: tuple[str, ...] = ()
     policy: str = field(default="", repr=False)
     replicas: int = 1
+    goal: str = "steps"
+    steps: Mapping[str, str] = field(default_factory=dict)
+    extrapolated: tuple[str, ...] = ()
 
     @property
     def spent_share(self) -> float:
@@ -168,7 +177,7 @@ class Explanation:
             raise ValueError(
                 f"schema {document.get('schema')!r}, version {document.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"
             )
-        values = {name: document[name] for name in cls.__dataclass_fields__}
+        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document or name not in _LATER}
         values["candidates"] = tuple(Candidate(**fields) for fields in document["candidates"])
         values["buckets"] = tuple(
             Bucket(**{**fields, "tensors": tuple(fields["tensors"])}) for fields in document["buckets"]
@@ -178,6 +187,7 @@ class Explanation:
         )
         values["events"] = tuple((step, text) for step, text in document["events"])
         values["stragglers"] = tuple(document["stragglers"])
+        values["extrapolated"] = tuple(document.get("extrapolated", ()))
         return cls(**values)
 
     def __str__(self) -> str:
@@ -194,8 +204,11 @@ class Explanation:
         )
         lines += [f"{text[0].upper()}{text[1:]}." for text in self.stragglers]
         lines += [
-            f"{_name(method)} may be used: {text}." for method, text in self.evidence.items() if method not in NAMES
+            f"{_name(method)} may be used: {text}; to bf16's quality: {self.steps.get(method, 'not known')}."
+            for method, text in self.evidence.items()
+            if method not in NAMES
         ]
+        lines += [f"{text[0].upper()}{text[1:]}." for text in self.extrapolated]
         lines += [f"{method} left out: {why}." for method, why in self.left_out.items()]
         return "\n".join(lines)
 
@@ -223,7 +236,11 @@ class Explanation:
         if gain is None:
             return "gain not measured: it ran in no pair with fp32 or bf16"
         name, pairs = self.candidates[gain.over].words, "1 pair" if gain.pairs == 1 else f"{gain.pairs} pairs"
-        return f"{gain.median:.2f} times as fast as {name} in the median of {pairs} ({gain.low:.2f} to {gain.high:.2f})"
+        text = f"{gain.median:.2f} times as fast as {name} in the median of {pairs} ({gain.low:.2f} to {gain.high:.2f})"
+        factor = 1.0 if self.chosen is None else self.candidates[self.chosen].factor
+        if factor == 1:
+            return text
+        return f"{text}, with at most {factor:.3g} times the steps: {gain.median / factor:.2f} times as soon there"
 
     def _table(self) -> list[str]:
         if not self.buckets:
@@ -260,7 +277,8 @@ def explain(driver: Driver) -> Explanation:
         for k, trial in enumerate(driver.choices):
             measured = controller.measured.get(k)
             seconds = controller.predicted[k] / 1e9
-            candidates.append(Candidate(name_plan(trial.plan), seconds, None if measured is None else measured / 1e9))
+            taken = None if measured is None else measured / 1e9
+            candidates.append(Candidate(name_plan(trial.plan), seconds, taken, trial.plan.factor))
         buckets = find_buckets(driver)
     stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
     told = [*known.codecs, *([model.computing] if model is not None else [])]
@@ -283,7 +301,8 @@ def explain(driver: Driver) -> Explanation:
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
-        1 if beside is None else world,
+        1 if beside is None else world, driver.settings.goal, {method: steps_of(method) for method in used},
+        extrapolates(world * (1 if beside is None else beside.world), driver.site.beyond) if set(used) - set(EXACT) else (),
     )  # fmt: skip
 
 
@@ -375,7 +394,11 @@ def _name(method: str) -> str:
 
 def _step(candidate: Candidate) -> str:
     measured = f"{1e3 * candidate.measured:.1f} ms a step measured, " if candidate.measured is not None else ""
-    return f"{measured}{1e3 * candidate.predicted:.1f} predicted"
+    text = f"{measured}{1e3 * candidate.predicted:.1f} predicted"
+    if candidate.factor == 1:
+        return text
+    worth = 1e3 * candidate.factor * (candidate.predicted if candidate.measured is None else candidate.measured)
+    return f"{text}; times {candidate.factor:.3g}, the steps to bf16's quality: {worth:.1f} ms"
 
 
 def _time(seconds: float) -> str:

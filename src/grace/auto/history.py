@@ -127,7 +127,8 @@ class History:
 
     # ---- how --------------------------------------------------------------------------------------------------------
     def _predictions(self, plans: Sequence[Plan]) -> str:
-        return ", ".join(f"{name_plan(plan)} {1e3 * plan.seconds:.1f} ms" for plan in plans)
+        times = {plan: "" if plan.factor == 1 else f" times {plan.factor:.3g} as many steps" for plan in plans}
+        return ", ".join(f"{name_plan(plan)} {1e3 * plan.seconds:.1f} ms{more}" for plan, more in times.items())
 
     def _tries(self, challengers: Sequence[int]) -> str:
         plans = [name_plan(self._driver.choices[number].plan) for number in challengers]

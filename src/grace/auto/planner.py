@@ -6,6 +6,8 @@
 2. Where cores are shared there is no closed form: from that plan, and from the best that use one method throughout, one bucket
    after the other changes its method where the played timeline gets shorter, the largest first, until nothing changes.
 
+Where methods take more steps than bf16 to the same quality, a step's time counts times that factor, the largest of the plan.
+
 fp32 and bf16 throughout are among the starts, so no plan is predicted slower than they. It takes a few thousand timelines at
 most. All ranks plan alike: everything here is ``+ - * /`` and comparisons on the same numbers, and ties go to who comes first.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from grace.auto.classes import EXACT
 from grace.predict.timeline import Phase, play
 
 _PASSES = 4
@@ -22,6 +25,9 @@ _STARTS = 3
 _FUSED = 4  # buckets that travel as one at most
 _LESS = 1e-12
 GAIN = 0.03  # what a plan must be predicted to gain over the better of fp32 and bf16, and over one method throughout
+_FASTER = 0.95  # what a plan must be predicted to take, of the present one, to be tried after a look without an alarm
+# Times the incumbent's prediction: who is predicted to take more is not tried, but for the better baseline.
+_WORTH = 1.25
 _NEAR = 1.25  # times the plan's step: a method that travels otherwise is tried first up to there
 
 
@@ -36,10 +42,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan for all buckets. parts: in the order of the buckets. seconds: of a step, predicted."""
+    """A plan for all buckets. parts: in the order of the buckets. seconds: of a step, predicted. factor: times as many steps
+    that it takes, the most of its methods.
+    """
 
     parts: tuple[Part, ...]
     seconds: float
+    factor: float = 1.0
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a step that is worth as much as one of bf16."""
+        return self.seconds * self.factor
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -74,6 +88,7 @@ class Problem:
         phases: what buckets i to j - 1 do as one exchange under a method; None: they cannot.
         lanes: of the engine.
         kinds: the collectives of each method, in their order. One that is not there is a kind of its own.
+        factors: times as many steps that a method takes, 1 or more. One that is not there takes as many.
     """
 
     compute: float
@@ -85,6 +100,7 @@ class Problem:
     phases: Callable[[int, int, str], list[Phase] | None]
     lanes: int = 1
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
     _known: dict[tuple[int, int, str], list[Phase] | None] = field(default_factory=dict)
 
     def job(self, part: Part) -> list[Phase] | None:
@@ -101,7 +117,8 @@ class Problem:
         known = [job for job in jobs if job is not None]
         if len(known) < len(jobs):
             return None
-        return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, known, self.lanes))
+        factor = max((self.factors.get(part.method, 1.0) for part in parts), default=1.0)
+        return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, known, self.lanes), factor)
 
     def travels(self, method: str) -> tuple[str, ...]:
         """The kinds of a method's payloads: how they travel."""
@@ -117,7 +134,7 @@ def better_baseline(problem: Problem, baselines: Sequence[str]) -> Plan:
     plans = [plan for name in baselines if (plan := problem.uniform(name)) is not None]
     best = plans[0]
     for plan in plans[1:]:
-        best = plan if plan.seconds < best.seconds else best
+        best = plan if plan.cost < best.cost else best
     return best
 
 
@@ -125,7 +142,7 @@ def make_plan(problem: Problem) -> Plan:
     """The best plan found."""
     starts = sorted(
         (plan for method in problem.methods if (plan := problem.uniform(method)) is not None),
-        key=lambda plan: plan.seconds,  # stable: of two as fast the first method
+        key=lambda plan: plan.cost,  # stable: of two as fast the first method
     )[:_STARTS]
     lane = problem.plan(find_lane(problem))
     if lane is not None:
@@ -133,7 +150,7 @@ def make_plan(problem: Problem) -> Plan:
     best = None
     for start in starts:
         candidate = _descend(problem, start)
-        if best is None or candidate.seconds < best.seconds - _LESS:
+        if best is None or candidate.cost < best.cost - _LESS:
             best = candidate
     assert best is not None
     return best
@@ -149,11 +166,11 @@ def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list
     base, best = better_baseline(problem, baselines), make_plan(problem)
     uniform = sorted(
         (plan for method in problem.methods if (plan := problem.uniform(method)) is not None),
-        key=lambda plan: plan.seconds,  # stable: of two as fast the first method
+        key=lambda plan: plan.cost,  # stable: of two as fast the first method
     )
-    if uniform[0].seconds < (1 + GAIN) * best.seconds:
+    if uniform[0].cost < (1 + GAIN) * best.cost:
         best = uniform[0]
-    listed = [best] if best.seconds < (1 - GAIN) * base.seconds else []
+    listed = [best] if best.cost < (1 - GAIN) * base.cost else []
     travels = {problem.travels(method) for method in (best if listed else base).methods}
     others = [
         plan
@@ -162,8 +179,8 @@ def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list
     ]
 
     def order(plan: Plan) -> tuple[bool, float]:
-        other = problem.travels(plan.methods[0]) not in travels and plan.seconds < _NEAR * best.seconds
-        return not other, plan.seconds
+        other = problem.travels(plan.methods[0]) not in travels and plan.cost < _NEAR * best.cost
+        return not other, plan.cost
 
     while others and len(listed) < most:
         plan = min(others, key=order)  # stable, as above
@@ -211,15 +228,60 @@ def _descend(problem: Problem, start: Plan) -> Plan:
     sizes = [sum(problem.numbers[part.first : part.end]) for part in plan.parts]
     order = sorted(range(len(plan.parts)), key=lambda k: (-sizes[k], -k))
     for _ in range(_PASSES):
-        before = plan.seconds
+        before = plan.cost
         for k in order:
             for method in problem.methods:
                 if method == plan.parts[k].method:
                     continue
                 changed = Part(plan.parts[k].first, plan.parts[k].end, method)
                 trial = problem.plan([*plan.parts[:k], changed, *plan.parts[k + 1 :]])
-                if trial is not None and trial.seconds < plan.seconds - _LESS:
+                if trial is not None and trial.cost < plan.cost - _LESS:
                     plan = trial
-        if plan.seconds >= before - 1e-9:
+        if plan.cost >= before - 1e-9:
             break
     return plan
+
+
+# ---- what is offered, and tried --------------------------------------------------------------------------------------
+def propose(problem: Problem, loaded: Plan | None = None) -> tuple[list[Plan], int, list[int]]:
+    """Plans, the number of the one that is used first, and the numbers of those to try, in their order.
+
+    The first two are fp32 and bf16, the better one first. ``loaded``: a plan that a state has brought, which is used first.
+    """
+    base = better_baseline(problem, EXACT)
+    other = problem.uniform(EXACT[1] if base.methods[0] == EXACT[0] else EXACT[0])
+    assert other is not None
+    plans = [base, other]
+    plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [other.parts for other in plans]]
+    best = 2 if len(plans) > 2 and plans[2].cost < base.cost else 0
+    if loaded is not None:
+        parts = [plan.parts for plan in plans]
+        best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
+        plans += [loaded] if best == len(plans) else []
+    most = _WORTH * plans[best].cost
+    return plans, best, [k for k, plan in enumerate(plans) if k != best and (k == 0 or plan.cost <= most)]
+
+
+def propose_again(
+    problem: Problem, offered: Sequence[Sequence[Part]], current: int, *, alarm: bool, verified: bool
+) -> tuple[list[Plan], list[int]]:
+    """Plans after a look at the link, those ``offered`` first, and the numbers of those to try, in their order.
+
+    Args:
+        problem: by what is known now.
+        offered: the parts of each plan so far.
+        current: the number of the one that is used.
+        alarm: whether steps have changed their pace: then whatever is predicted to be faster is tried, and the better
+            baseline.
+        verified: whether real steps have shown that what is used is no slower than the baselines.
+    """
+    known = [problem.plan(list(parts)) for parts in offered]
+    plans = [plan for plan in known if plan is not None]
+    best = make_plan(problem)
+    number = next((k for k, plan in enumerate(plans) if plan.parts == best.parts), len(plans))
+    plans += [best] if number == len(plans) else []
+    used = plans[current].cost
+    challengers = [number] if best.cost < _FASTER * used or (alarm and best.cost < used) else []
+    if alarm or not verified or plans[0].cost < _FASTER * used:
+        challengers.append(0)
+    return plans, [k for k in dict.fromkeys(challengers) if k != current]

@@ -1,4 +1,4 @@
-"""A user's settings of ``auto``: ``"auto"``, ``"auto:quality=fast"``, or an :class:`Auto`."""
+"""A user's settings of ``auto``: ``"auto"``, ``"auto:goal=time"``, or an :class:`Auto`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from grace.auto.classes import Quality
+from grace.auto.classes import GOALS, LOOSE, QUALITIES, Goal, Quality
 from grace.contract.knobs import Positive, Range, check_knobs, name_owner
-from grace.errors import ConfigurationError, nearest, one_of
+from grace.errors import ConfigurationError, nearest, one_of, out_of_range
 from grace.registry import method as make_method
 from grace.registry import split_commas
 from grace.registry.adaptive import Adaptive
 from grace.registry.text import AUTO, strip_parentheses
 
 NAME = AUTO
+_QUALITIES = "'exact', 'safe', or the share of uncompressed training's quality that may be lost, 0 < quality <= 1"
 
 
 @dataclass(frozen=True)
@@ -22,26 +23,31 @@ class Auto:
     """Chooses a method for each bucket while the model trains, by what is measured here: grace.attach(model, "auto").
 
     Args:
-        quality: what it may cost: "exact" permits fp32 and bf16; "safe" what the survey never saw to end worse than
-            uncompressed training, by more than 2 %; "fast" the same with 25 %. See :mod:`grace.auto.classes`.
+        goal: "steps": after as many steps as without it, not worse; "time": bf16's quality soonest, by the time of a step
+            times the steps that the survey saw a method take to bf16's quality. See :mod:`grace.auto.classes`.
+        quality: under the goal "steps", what it may cost: "exact" permits fp32 and bf16; "safe" what the survey never saw to
+            end worse than uncompressed training by more than 2 %; a number the same with that share, such as 0.05 for 5 %.
         error: in place of a class, the largest ``|x - C(x)| / |x|`` of any tensor, > 0, of methods without a memory; None:
             the class decides.
-        methods: only these, and fp32 and bf16; they need not be in the class. Empty: all of the class.
+        methods: only these, and fp32 and bf16, each over scatter-reduce as well where that sends less; they need not be in
+            the class. Empty: all of the class.
         keep: pairs of a shell pattern and the method that tensors of such names get whatever else is chosen.
         share: of the run's time that measuring and trying may take, 0 to 0.5; 0: it measures once, and never tries.
         margin: by how much a challenger must be faster, 0 to 0.5.
         seed: of the order of trials; None: that of the exchange.
 
     Raises:
-        ConfigurationError: a knob out of range, a method that does not exist, ``quality`` and ``error`` together.
+        ConfigurationError: a knob out of range, a method that does not exist, two of ``quality``, ``error`` and
+            the goal "time" together.
 
     Example:
-        >>> Auto.read("auto:quality=fast,methods=(topk;qsgd:bits=4)").methods
+        >>> Auto.read("auto:quality=0.05,methods=(topk;qsgd:bits=4)").methods
         ('topk', 'qsgd:bits=4')
         >>> str(Auto(error=0.1))
         'auto:error=0.1'
     """
 
+    goal: Goal = "steps"
     quality: Quality = "safe"
     error: Positive | None = None
     methods: tuple[str, ...] = ()
@@ -51,8 +57,17 @@ class Auto:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if self.goal not in GOALS:
+            raise out_of_range("auto", "goal", self.goal, ", ".join(map(repr, GOALS)))
+        self._check_quality()
         if self.error is not None and self.quality != "safe":
             raise ConfigurationError("auto: error= takes the place of quality=; give one of them")
+        if self.goal == "time" and (self.error is not None or self.quality != "safe"):
+            given = "error" if self.error is not None else "quality"
+            raise ConfigurationError(
+                f"auto: goal=time weighs steps against their time, and {given}= bounds what is lost after as many steps; give "
+                "one of them"
+            )
         for name in ("methods", "keep"):
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Sequence):
@@ -66,6 +81,19 @@ class Auto:
         for spec in (*self.methods, *(text for _, text in self.keep)):
             make_method(spec)
         check_knobs(self)
+
+    def _check_quality(self) -> None:
+        quality: object = self.quality  # whatever a user gave
+        if isinstance(quality, str):
+            if quality == "fast":
+                raise ConfigurationError(
+                    f"auto: quality='fast' is a number now: write quality={LOOSE} for methods that ended up to {LOOSE:.0%} "
+                    "worse after as many steps, or goal=time for bf16's quality soonest"
+                )
+            if quality not in QUALITIES:
+                raise out_of_range("auto", "quality", quality, _QUALITIES)
+        elif isinstance(quality, bool) or not isinstance(quality, int | float) or not 0 < quality <= 1:
+            raise out_of_range("auto", "quality", quality, _QUALITIES)
 
     @classmethod
     def read(cls, text: str) -> Auto:
@@ -83,7 +111,7 @@ class Auto:
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or not value:
                 raise ConfigurationError(
-                    f"{text!r}: expected knob=value after ':', got {part!r}; for example auto:quality=fast"
+                    f"{text!r}: expected knob=value after ':', got {part!r}; for example auto:goal=time"
                 )
             if key not in legal:
                 near = nearest(key, legal)
@@ -121,7 +149,7 @@ def _read(key: str, value: str) -> Any:
             return tuple(parts)
         pairs = [part.partition("=") for part in parts]
         return tuple((pattern.strip(), text.strip()) for pattern, _, text in pairs)
-    if key == "quality":
+    if key == "goal" or (key == "quality" and value[:1].isalpha()):
         return value
     if value.lower() == "none":
         return None

@@ -36,6 +36,7 @@ class Site:
         device: where tensors are.
         note: what a reader of the explanation must know of it.
         parts: shapes of what is exchanged of each tensor, the same on all ranks; None: all of it.
+        beyond: in what exchanges differ from those of the runs that quality was measured in.
         beside: between ranks that exchange other parts of the same tensors, in lines of their own: all decide alike.
     """
 
@@ -48,6 +49,7 @@ class Site:
     note: str = ""
     parts: Mapping[str, tuple[int, ...]] | None = None
     beside: Transport | None = None
+    beyond: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, session: Session) -> Site:

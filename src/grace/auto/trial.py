@@ -31,7 +31,8 @@ _FINE = 10**6  # of differences
 class Trial:
     """A challenge. incumbent, rival: numbers of plans. why: it came. pairs: nanoseconds of a step, (incumbent's, rival's).
     better, worse: of how many pairs it was. gain, loss: the odds on the rival and on the incumbent, in billionths.
-    won: None while it goes on. step: at which it ended. words: how.
+    won: None while it goes on. step: at which it ended. words: how. weights: of a step of the two, in millionths: how many of
+    bf16's it takes to come as far.
     """
 
     incumbent: int
@@ -45,6 +46,7 @@ class Trial:
     won: bool | None = None
     step: int = 0
     words: str = ""
+    weights: tuple[int, int] = (1, 1)
     _sizes: list[int] = field(default_factory=list)
 
     @property
@@ -66,11 +68,16 @@ class Trial:
         sound = kept > 0 and theirs > 0
         if sound:
             self.pairs.append((kept, theirs))
+        theirs = self.worth(theirs)
         if sound and 10_000 * theirs < needed * kept:
             self.better += 1
         else:
             self.worse += 1
         self._bet(self._weigh(kept, theirs) if sound else -_FINE)
+
+    def worth(self, theirs: int) -> int:
+        """Nanoseconds of the rival's step, as many as the incumbent may take for one that is worth as much."""
+        return theirs * self.weights[1] // self.weights[0]
 
     def _weigh(self, kept: int, theirs: int) -> int:
         """By how much the rival was faster, as a share of the median difference so far, in millionths, -1 to 1 of them."""

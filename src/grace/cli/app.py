@@ -18,7 +18,15 @@ from grace.cli.explain import explain, list_
 from grace.cli.migrate import migrate
 from grace.cli.report import report
 from grace.cli.simulate import simulate, simulate_decoupled
-from grace.cli.survey import survey_add, survey_merge, survey_plan, survey_report, survey_run, survey_steps
+from grace.cli.survey import (
+    survey_add,
+    survey_frontier,
+    survey_merge,
+    survey_plan,
+    survey_report,
+    survey_run,
+    survey_steps,
+)
 from grace.cli.syncer import syncer
 from grace.cli.tasks import tasks
 from grace.cli.verify import verify
@@ -46,6 +54,7 @@ _SURVEY_COMMANDS: list[Callable[..., None]] = [
     survey_run,
     survey_add,
     survey_merge,
+    survey_frontier,
     survey_report,
     survey_steps,
 ]

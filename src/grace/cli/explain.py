@@ -20,8 +20,10 @@ from rich.text import Text
 from torch import nn
 
 import grace
+from grace.auto.classes import LOOSE, evidence_of, permitted, steps_of
 from grace.auto.explain import Explanation
 from grace.auto.settings import NAME, Auto
+from grace.cli.algorithms import describe_algorithm, describe_algorithms
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic, ring_bytes
@@ -36,17 +38,18 @@ from grace.registry.discovery import load
 from grace.run.plan import ExchangePlan, plan
 from grace.verify.peak import peak_of
 from grace_command import catalog
-from grace_command.views import auto_text, error_text, list_table, method_table
+from grace_command.views import algorithm_text, auto_text, error_text, list_table, method_table
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
+_MEASURED = 4  # workers that the survey's runs had
 _BETWEEN = "goes between machines: its traffic is counted there, beside a dense all-reduce of the same parts"
 _SECTION = re.compile(r"^([A-Z][A-Za-z ]*):$")
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
 def list_(as_json: Json = False) -> None:
-    """List the registered methods.
+    """List the registered methods, and the algorithms that exchange something other than gradients.
 
     Example: [bold]grace list[/]
     """
@@ -54,7 +57,7 @@ def list_(as_json: Json = False) -> None:
     if as_json:
         write_json(rows)
     else:
-        show(list_table(rows))
+        show(list_table(rows, describe_algorithms()))
 
 
 def explain(
@@ -63,7 +66,7 @@ def explain(
         typer.Argument(
             metavar="METHOD",
             autocompletion=complete_method,
-            help="A method, with knobs after a colon; auto; or an error, such as UnknownNameError.",
+            help="A method, with knobs after a colon; auto; an algorithm, as diloco; or an error, as UnknownNameError.",
         ),
     ] = None,
     model: Annotated[
@@ -121,6 +124,12 @@ def explain(
         else:
             show(auto_text(about))
         return
+    if (algorithm := describe_algorithm(method)) is not None:
+        if as_json:
+            write_json(algorithm)
+        else:
+            show(algorithm_text(algorithm))
+        return
     told = describe(method)
     if as_json:
         write_json(told)
@@ -150,8 +159,25 @@ def describe_auto(text: str) -> dict[str, Any]:
         ConfigurationError: a setting that does not exist, or out of range.
     """
     about = inspect.getdoc(Auto) or ""
-    knobs = {"Args": sections_of(about)["Args"]}
-    return {"name": NAME, "settings": str(Auto.read(text)), "summary": about.partition("\n")[0], "sections": knobs}
+    settings = Auto.read(text)
+    sections = {"Args": sections_of(about)["Args"], f"Candidates, among {_MEASURED} workers": _candidates(settings)}
+    return {"name": NAME, "settings": str(settings), "summary": about.partition("\n")[0], "sections": sections}
+
+
+def _candidates(settings: Auto) -> str:
+    """The methods that may be used, with what each sends, loses after as many steps, and how many it takes to bf16's quality;
+    and what is left out.
+    """
+    names, left_out = permitted(
+        LOOSE if settings.error is not None else settings.quality, _MEASURED, None, settings.methods or None,
+        memoryless=settings.error is not None, goal=settings.goal,
+    )  # fmt: skip
+    lines = []
+    for name in names:
+        sent = traffic_row(grace.method(name), SHAPES[1], _MEASURED)["relative_to_bf16"]
+        bytes_ = "bytes that depend on the data" if sent is None else f"{100 * sent:.3g} % of bf16's bytes"
+        lines.append(f"{name}: {bytes_}; {evidence_of(name)}; to bf16's quality {steps_of(name)}")
+    return "\n".join([*lines, *(f"{name} left out: {why}" for name, why in left_out.items())])
 
 
 def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequence[int] = WORLDS) -> dict[str, Any]:

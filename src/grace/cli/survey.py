@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from grace.cli.options import Json, Trust, folder
-from grace.cli.output import write_json
-from grace.errors import GraceError
+from grace.cli.output import show, write_json
+from grace.errors import ConfigurationError, GraceError
 
 
 def survey_run(
@@ -206,3 +206,42 @@ def survey_add(
         write_json({"archive": str(archive), "added": new, "rows": total})
     else:
         typer.echo(f"{archive}: {new} runs added, {total} in all")
+
+
+def survey_frontier(
+    parts: Annotated[list[Path], typer.Argument(metavar="PART...", exists=True, help="Archives, or folders of runs.")],
+    protocol: Annotated[str | None, typer.Option("--protocol", help="Only runs of this protocol.")] = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Show what each method costs beside bf16: quality after as many steps, steps to bf16's quality, and bytes.
+
+    A star marks the frontier: nothing that sends less ends better. Steps are a multiple of bf16's own, with the range over
+    seeds where there are three; a method that ended short of bf16's quality says so. Below the table of a protocol "screen",
+    or one that begins so: what another method beats on both axes by a wide margin, and needs no longer runs.
+
+    Example: [bold]grace survey frontier docs/survey/archive.parquet --protocol survey[/]
+    """
+    from grace_bench.survey.archive import gather_rows
+    from grace_bench.survey.frontier import SCREEN, find_frontier, find_hopeless, table_of
+
+    rows = gather_rows(parts)
+    frontier = {task: places for task, places in find_frontier(rows).items() if protocol is None or task[0] == protocol}
+    if not frontier:
+        names = sorted({row.protocol for row in rows})
+        raise ConfigurationError(
+            f"no runs of bf16 to compare with under protocol {protocol!r}; the protocols here: {', '.join(names)}"
+        )
+    hopeless = {task: find_hopeless(of) if task[0].startswith(SCREEN) else [] for task, of in frontier.items()}
+    if as_json:
+        write_json(
+            [
+                {"protocol": task[0], "task": task[1], "steps": task[2], "methods": of, "hopeless": hopeless[task]}
+                for task, of in frontier.items()
+            ]
+        )
+        return
+    for task, of in frontier.items():
+        show(table_of(task, of))
+        for beaten in hopeless[task]:
+            typer.echo(f"hopeless: {beaten}")

@@ -17,7 +17,7 @@ from grace.contract.loan import Loan, reads_narrow
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
-from grace.kernels.counted.parts import WirePlaces
+from grace.kernels.variable_sparse.parts import WirePlaces
 from grace.registry.recipes import register_communicator
 
 

@@ -20,13 +20,13 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.errors import PayloadError
-from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
-from grace.kernels.counted.parts import WirePlaces
-from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
-from grace.kernels.minmax import MinMaxCode, MinMaxPlaces, sum_minmax_many, write_minmax_many
-from grace.kernels.quartic import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
+from grace.kernels.index_codes.variable import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
+from grace.kernels.minmax_sketch import MinMaxCode, MinMaxPlaces, sum_minmax_many, write_minmax_many
 from grace.kernels.sampling import DrawnCode, DrawnPlaces, sum_drawn_many, write_drawn_many
-from grace.kernels.tagged import TaggedCode, TaggedPlaces, sum_tagged_many, write_tagged_many
+from grace.kernels.tagged_fixed_point import TaggedCode, TaggedPlaces, sum_tagged_many, write_tagged_many
+from grace.kernels.ternary import QuarticCode, QuarticPlaces, sum_quartic_many, write_quartic_many
+from grace.kernels.variable_sparse import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
+from grace.kernels.variable_sparse.parts import WirePlaces
 from grace.kernels.wire_codes import WireCode
 
 # For wires of each kind: where they lie, what writes them, and what adds them up.

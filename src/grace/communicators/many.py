@@ -22,8 +22,8 @@ from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
 from grace.flags.refusals import refuse_unless
-from grace.kernels.many import Many, agree_many, poison_many
-from grace.kernels.staging import finite_many, narrow_many
+from grace.kernels.multi_tensor import finite_many, narrow_many
+from grace.kernels.tensor_list import TensorList, agree_many, poison_many
 from grace.random import Stream
 
 
@@ -43,10 +43,10 @@ class Prepared(Generic[P]):
 
     compressor: Compressor
     stream: Stream
-    many: Many
+    many: TensorList
     plan: P
     workspace: Workspace
-    means: Many | None
+    means: TensorList | None
 
 
 def prepare(
@@ -68,14 +68,14 @@ def prepare(
         return None
     sizes = tuple([x.numel() for x in xs])
     key = (Prepared, owner, device, xs[0].dtype, sizes, peers.names, like.rank, like.seed)
-    kept: tuple[Many, P, Many | None] | None = workspace.kept.get(key)
+    kept: tuple[TensorList, P, TensorList | None] | None = workspace.kept.get(key)
     if kept is None:
         widths = [] if compressor.counted else [compressor.facts(n).payload for n in sizes]
         if None in widths:
             return None
         plan, streams = plan_of([width or 0 for width in widths], device), [stream_of(peer) for peer in peers]
-        means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, streams, device)
-        kept = Many(sizes, plan.wires, streams, device), plan, means
+        means = None if xs[0].dtype is torch.float32 else TensorList(sizes, plan.wires, streams, device)
+        kept = TensorList(sizes, plan.wires, streams, device), plan, means
     many, plan, means = kept
     rooms: Sequence[Tensor] = xs
     if means is not None:
@@ -92,9 +92,9 @@ def agree(
     rows: Tensor,
     words: Tensor,
     legal: Tensor,
-    many: Many,
+    many: TensorList,
     peers: Peers,
-    means: Many | None = None,
+    means: TensorList | None = None,
     *,
     clear: bool = False,
     overflows: bool = False,
@@ -162,8 +162,8 @@ def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> E
 
 def finish(
     fine: Tensor,
-    many: Many,
-    means: Many | None,
+    many: TensorList,
+    means: TensorList | None,
     xs: Sequence[Tensor],
     peers: Peers,
     states: Sequence[Any] | None = None,

@@ -22,9 +22,9 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
 from grace.kernels.calling import place
-from grace.kernels.counted.parts import WirePlaces
 from grace.kernels.finite import all_finite
 from grace.kernels.noting import ROWS
+from grace.kernels.variable_sparse.parts import WirePlaces
 from grace.kernels.wire_codes import WireCode
 from grace.wire import Gathered
 

@@ -17,8 +17,8 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import round_many, widen_many
+from grace.kernels.multi_tensor import round_many, widen_many
+from grace.kernels.tensor_list import TensorList, poison_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class RoundedBucket:
     are; where there are several, each begins at a multiple of 4 bytes, with 0 before it, if the message is ``padded``.
     """
 
-    many: Many
-    rounded: Many
+    many: TensorList
+    rounded: TensorList
     parts: Parts
     padded: bool
     message: Tensor
@@ -46,7 +46,7 @@ class RoundedBucket:
         widths = tuple(n + n % 2 for n in sizes) if len(xs) > 1 else sizes
         message = workspace.take((sum(widths),), dtype, device)
         if bucket is None:
-            many, rounded = (Many(sizes, (), (), device) for _ in range(2))
+            many, rounded = (TensorList(sizes, (), (), device) for _ in range(2))
             bucket = RoundedBucket(many, rounded, Parts(tuple(range(len(xs))), widths), widths != sizes, message)
         if not bucket.many.point(xs):
             return None

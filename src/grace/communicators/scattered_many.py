@@ -27,8 +27,8 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
-from grace.kernels.many import Many
-from grace.kernels.staging import fetch_many, finite_many, pad_many
+from grace.kernels.multi_tensor import fetch_many, finite_many, pad_many
+from grace.kernels.tensor_list import TensorList
 from grace.random import Stream
 
 
@@ -65,20 +65,23 @@ class ScatterTables:
         self.chunk_sizes = [-(-n // world) for n in sizes]
         self.padded_sizes = [c * world for c in self.chunk_sizes]
         places = [row * plan.size + begin for begin in plan.wires for row in range(world)]
-        self.first = Many(self.chunk_sizes, places, streams[0], device, world)
-        self.last = Many(self.chunk_sizes, places, streams[1], device, world)
-        self.chunks = Many(self.chunk_sizes, plan.wires, streams[1], device)
-        self.own = Many(self.chunk_sizes, (), (), device)
+        self.first = TensorList(self.chunk_sizes, places, streams[0], device, world)
+        self.last = TensorList(self.chunk_sizes, places, streams[1], device, world)
+        self.chunks = TensorList(self.chunk_sizes, plan.wires, streams[1], device)
+        self.own = TensorList(self.chunk_sizes, (), (), device)
         starts = [rank * c for c in self.chunk_sizes]
         self.debts = ServerDebts(self.chunk_sizes, starts, world, device) if serves else None
-        self.whole = Many(sizes, (), (), device)
-        self.means = None if like.dtype is torch.float32 else Many(self.padded_sizes, (), (), device)
+        self.whole = TensorList(sizes, (), (), device)
+        self.means = None if like.dtype is torch.float32 else TensorList(self.padded_sizes, (), (), device)
         self.keep = keep
         self.odd_places = [t for t, n in enumerate(sizes) if n % world]
         odd, rooms = ([group[t] for t in self.odd_places] for group in (sizes, self.padded_sizes))
-        self.odd, self.odd_rooms = Many(odd, (), (), device), Many(rooms, (), (), device)
+        self.odd, self.odd_rooms = TensorList(odd, (), (), device), TensorList(rooms, (), (), device)
         parts = int(keep) + (self.means is None)  # rests, and means
-        self.fetched, self.fetched_rooms = Many(odd * parts, (), (), device), Many(rooms * parts, (), (), device)
+        self.fetched, self.fetched_rooms = (
+            TensorList(odd * parts, (), (), device),
+            TensorList(rooms * parts, (), (), device),
+        )
 
     def point(
         self,
@@ -89,7 +92,7 @@ class ScatterTables:
         states: Sequence[Any],
         lent: Lent,
     ) -> bool:
-        """From now on these are the tensors, of any shapes, and their states; see :meth:`Many.point`."""
+        """From now on these are the tensors, of any shapes, and their states; see :meth:`TensorList.point`."""
         W, odd, device = self.world, self.odd_places, self.whole.device
         rows = self._padded(xs, take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype))
         means = rows if self.means is None else take_rooms(workspace, self.padded_sizes, device)

@@ -22,8 +22,8 @@ from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace, take_rooms
-from grace.kernels.many import Many
-from grace.kernels.staging import finite_many
+from grace.kernels.multi_tensor import finite_many
+from grace.kernels.tensor_list import TensorList
 from grace.random import Stream
 
 
@@ -37,8 +37,8 @@ class ServedBucket:
     first: Prepared[BucketPlan]
     again: Compressor
     stream: Stream
-    averages: Many
-    rests: Many | None
+    averages: TensorList
+    rests: TensorList | None
     debts: ServerDebts | None
 
     @staticmethod
@@ -63,12 +63,12 @@ class ServedBucket:
             return None
         sizes, device, rests, like = first.many.sizes, first.many.device, peers.rests, peers.like
         key = (ServedBucket, owner, device, sizes, peers.names, like.rank, like.seed, rests is None, serves)
-        kept: tuple[Many, Many | None, ServerDebts | None] | None = workspace.kept.get(key)
+        kept: tuple[TensorList, TensorList | None, ServerDebts | None] | None = workspace.kept.get(key)
         if kept is None:
-            dropped = None if rests is None else Many(sizes, (), (), device)
+            dropped = None if rests is None else TensorList(sizes, (), (), device)
             debts = ServerDebts(sizes, [0] * len(sizes), like.world, device) if serves else None
             streams = [stream(hops[1], peer, 1) for peer in peers]
-            kept = Many(sizes, first.plan.wires, streams, device), dropped, debts
+            kept = TensorList(sizes, first.plan.wires, streams, device), dropped, debts
         averages, dropped, debts = kept
         rooms = take_rooms(workspace, sizes, device)
         there = averages.point(rooms, None, rooms if rests or serves else None)

@@ -13,8 +13,8 @@ from torch import Tensor
 from grace.communicators.two_hops import ServerDebt
 from grace.contract.learning_rate import choose_rate, lr_ratio, stack_rates
 from grace.contract.lent import Lent
-from grace.kernels.many import Many, settle_many
-from grace.kernels.staging import weigh_many
+from grace.kernels.multi_tensor import weigh_many
+from grace.kernels.tensor_list import TensorList, settle_many
 
 
 class ServerDebts:
@@ -27,7 +27,7 @@ class ServerDebts:
 
     def __init__(self, sizes: Sequence[int], starts: Sequence[int], world: int, device: torch.device):
         self._starts, self._world, self._device = list(starts), world, device
-        self._sums, self._news = (Many(sizes, (), (), device) for _ in range(2))
+        self._sums, self._news = (TensorList(sizes, (), (), device) for _ in range(2))
         self._held: list[ServerDebt] | None = None
         self._olds: list[Tensor] = []
         self._successors: list[Tensor] = []

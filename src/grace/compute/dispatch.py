@@ -5,7 +5,8 @@ whose body is a docstring. Its modules hold functions of the same name and signa
 
 - ``reference.py``: all operations, in plain torch, for any device. It specifies the others.
 - ``native.py``: those that have a native kernel, for the CPU.
-- ``triton.py``: those that have a Triton kernel, for CUDA. It is found by its name; nothing else has to change.
+- ``triton.py``: those that have a Triton kernel, for CUDA. It is found by its name; nothing else has to change. Where that is
+  more than one file holds, it is a package ``triton``, whose ``__init__`` has the operations.
 
 A module that is missing, that lacks the operation, or whose package is not installed leaves the operation to the reference.
 An implementation that does not take some arguments (a dtype, a number of bits) may return ``NotImplemented`` before it has

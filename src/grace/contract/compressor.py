@@ -16,9 +16,9 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, VOTES, Needs
 from grace.flags.finite import Flag, fill_unless_
-from grace.kernels.counted import Chosen
 from grace.kernels.finite import all_finite, sum_finite
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.variable_sparse import Chosen
 from grace.kernels.wire_codes import WireCode
 from grace.random import Stream
 
@@ -127,7 +127,7 @@ class Compressor(abc.ABC):
         if self.aggregation == "majority":
             out.sign_()
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8, or where the network sums wires
         float32: ``[T]`` bool, which were finite.
 
@@ -135,13 +135,13 @@ class Compressor(abc.ABC):
         """
         raise NotImplementedError
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x,
         float32: ``[T]`` bool, which had wires such as a sender writes. ``rng``: as in :meth:`encode_many_`.
         """
         raise NotImplementedError
 
-    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+    def put_many_(self, message: Tensor, many: TensorList, rng: Stream, into: TensorList) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its place in the mean of all ranks' ``message [s]`` float32,
         into each x of ``into``, float32: ``[T]`` bool, where x is then finite.
         """
@@ -154,7 +154,7 @@ class Compressor(abc.ABC):
         """
         return None
 
-    def choose_many_(self, many: Many, rng: Stream, code: Any) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: Any) -> Chosen:
         """Selects from each of T tensors plus its memory the numbers to be sent; ``rng`` as in :meth:`encode_many_`,
         ``code`` is :attr:`counted`.
         """

@@ -61,6 +61,19 @@ def pretend_capturing() -> Iterator[None]:
         _pretended = False
 
 
+def has_begun(step: int, start: int, what: str) -> bool:
+    """True if something that begins at step ``start`` has begun: replays of a step before would never begin.
+
+    Raises:
+        ConfigurationError: a step before ``start`` is captured; ``what`` is the knob that says when it begins.
+    """
+    if step < start and isinstance(step, CapturedStep):
+        refuse_capture(
+            f"{what}: at step {int(step)} it has not begun, and replays never would; capture a step from {start} on"
+        )
+    return step >= start
+
+
 def refuse_capture(what: str) -> None:
     """Refuses, while work is captured, what a graph cannot repeat.
 

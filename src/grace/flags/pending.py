@@ -1,11 +1,14 @@
-"""Results that an accelerator finds in a step; the host reads them when the next one begins."""
+"""Results that an accelerator finds in a step; the host reads them when the step after the next one begins."""
 
 from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grace.flags.refusals import Refusals
+from grace.flags.refusals import Problem, Refusals
 
 
 class _Letter:
@@ -37,52 +40,84 @@ class _Letter:
 
 
 class PendingFlags:
-    """Flags of a step that the host has not read yet: whether each tensor was finite, and whether what the network brought was
+    """Flags of steps that the host has not read yet: whether each tensor was finite, and whether what the network brought was
     legal. They travel to the host while it goes on.
 
-    flags: (step, tensor's name, 0-d bool tensor) of the running step. refusals: collects what is refused in that step.
+    Those of the last two steps are under way: at the beginning of a step the device may still be busy with the exchange of
+    the one before, and the host, which reads no later flags than those of the step before that, need not wait for it.
+
+    flags: (step, tensor's name, 0-d bool tensor) of the running step. owing: names of those to which a debt was added.
+    refusals: collects what is refused in that step.
     """
 
     def __init__(self) -> None:
         self.flags: list[tuple[int, str, Tensor]] = []
+        self.owing: set[str] = set()
         self.refusals = Refusals()
-        self._names: list[tuple[int, str]] = []
-        self._problems = self.refusals.checks
-        self._letter = _Letter()
-        self._sent = False
+        self._sent: collections.deque[_Sent | None] = (
+            collections.deque()
+        )  # of the steps that have ended; None: no flags
+        self._letters: list[_Letter] = []  # that were read
 
     @property
     def ready(self) -> bool:
-        """True if flags of a step that has ended were sent, but have not been read."""
-        return self._sent
+        """True if flags of a step before the last one were sent, but have not been read."""
+        return len(self._sent) > 1
 
     def send(self) -> None:
         """The step has ended: its flags go to the host, which does not wait for them."""
         if not (self.flags or self.refusals.checks):
+            self._sent.append(None)
             return
         parts = [fine.view(-1) for fine, _ in self.refusals.checks]
         if self.flags:
             parts.insert(0, torch.stack([flag for *_, flag in self.flags]))
         flags = parts[0] if len(parts) == 1 else torch.cat(parts)
-        self._names, self._problems = [(step, name) for step, name, _ in self.flags], self.refusals.checks
-        self.flags, self.refusals = [], Refusals()
-        self._letter.write(flags)
-        self._sent = True
+        letter = self._letters.pop() if self._letters else _Letter()
+        letter.write(flags)
+        names = [(step, name) for step, name, _ in self.flags]
+        self._sent.append(_Sent(letter, names, self.owing, self.refusals.checks))
+        self.flags, self.owing, self.refusals = [], set(), Refusals()
 
-    def read(self) -> list[tuple[int, str, bool]]:
-        """(step, name, whether it was finite) of the last step that was sent.
+    def take_paid(self) -> list[str]:
+        """Tensors to which a debt was added and whose means were finite, in all steps that have ended, each time once. The
+        host waits for these steps, but not where nothing was owed.
+        """
+        out = []
+        for sent in self._sent:
+            if sent is not None and sent.owing:
+                answers = zip(sent.names, sent.letter.read(), strict=False)
+                out += [name for (_, name), finite in answers if finite and name in sent.owing]
+                sent.owing = set()
+        return out
+
+    def read(self, leave: int = 1) -> list[tuple[int, str, bool]]:
+        """(step, name, whether it was finite) of all steps that have ended but the last ``leave``.
 
         Raises:
             PayloadError, or a subclass: something that the network brought was refused.
         """
-        if not self._sent:
-            return []
-        self._sent = False
-        answers = self._letter.read()
-        names = self._names
-        at = len(names)
-        for fine, problem in self._problems:
-            at, begin = at + fine.numel(), at
-            if not all(answers[begin:at]):
-                raise problem()
-        return [(step, name, finite) for (step, name), finite in zip(names, answers[: len(names)], strict=True)]
+        out = []
+        while len(self._sent) > leave:
+            sent = self._sent.popleft()
+            if sent is None:
+                continue
+            answers = sent.letter.read()
+            self._letters.append(sent.letter)
+            at = len(sent.names)
+            for fine, problem in sent.problems:
+                at, begin = at + fine.numel(), at
+                if not all(answers[begin:at]):
+                    raise problem()
+            out += [(step, name, finite) for (step, name), finite in zip(sent.names, answers, strict=False)]
+        return out
+
+
+@dataclass
+class _Sent:
+    """Flags of a step that are under way: first those of tensors, then those of refusals, each of which may be several."""
+
+    letter: _Letter
+    names: list[tuple[int, str]]
+    owing: set[str]
+    problems: list[tuple[Tensor, Problem]]

@@ -1,8 +1,8 @@
-"""Refuses what came from the network without asking the host: what is wrong is kept on the device and raised a step later.
+"""Refuses what came from the network without asking the host: what is wrong is kept on the device and raised two steps later.
 
 On the CPU :func:`refuse_unless` raises at once. On an accelerator a decoder goes on, with numbers that cannot hurt (an index
 is clamped), and whether all was well becomes a :data:`grace.flags.finite.Flag`: the exchange then counts as one that failed
-(its mean is NaN, its memory stays as it was), and the error is raised when the worker reads it, at the next step.
+(its mean is NaN, its memory stays as it was), and the error is raised when the worker reads it, two steps later.
 """
 
 from __future__ import annotations

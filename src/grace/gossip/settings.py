@@ -19,6 +19,7 @@ from grace.gossip.algorithms import DPSGD, Choco, DeepSqueeze
 from grace.gossip.graph import Graph
 from grace.registry import method as make_method
 from grace.registry import spell
+from grace.registry.algorithms import ALGORITHMS as KNOWN
 from grace.registry.policy import SMALL
 from grace.registry.text import parse, strip_parentheses
 from grace.schedules import Scheduled
@@ -26,11 +27,9 @@ from grace.schedules import Scheduled
 Algorithm: TypeAlias = Literal["dpsgd", "choco", "deepsqueeze"]
 NonFinite: TypeAlias = Literal["agree", "error"]
 
-ALGORITHMS: Mapping[str, str] = MappingProxyType({
-    "dpsgd": "uncompressed averages of neighbours",
-    "choco": "compressed differences to what the neighbours know",
-    "deepsqueeze": "compressed parameters with error compensation",
-})  # fmt: skip
+ALGORITHMS: Mapping[str, str] = MappingProxyType(
+    {name: algorithm.summary for name, algorithm in KNOWN.items() if algorithm.kind == "gossip"}
+)
 _LEAST_DELTA = 0.002  # of a compressor from which a step size is derived
 
 

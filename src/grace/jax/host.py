@@ -39,6 +39,8 @@ class HostHandle(Handover):
     ``count``: the exchanges whose means have been handed out.
     """
 
+    toolkit = "JAX"
+
     def __init__(
         self, params: Any, method: Policy | Method[Any] | Auto | Adaptive | str, transport: Transport, options: Options
     ):

@@ -53,6 +53,7 @@ class KerasHandle(Handover):
     exchange, if anything has. ``at_work`` holds those that are attached.
     """
 
+    toolkit = "Keras"
     at_work: ClassVar[weakref.WeakSet[KerasHandle]] = weakref.WeakSet()
 
     def __init__(

@@ -26,8 +26,8 @@ from grace.contract.workspace import take_rooms
 from grace.errors import CompositionError
 from grace.flags.finite import ask_host, ask_host_of_all, fill_unless_
 from grace.kernels.finite import all_finite
-from grace.kernels.many import poison_many
-from grace.kernels.staging import finite_many
+from grace.kernels.multi_tensor import finite_many
+from grace.kernels.tensor_list import poison_many
 from grace.memories.base import Memory
 from grace.memories.many import lend_nothing, put, takes_many
 from grace.memories.successors import SuccessorBucket, average_

@@ -15,8 +15,8 @@ from grace.contract.method import Exchanged
 from grace.contract.together import side_by_side
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.finite import Flag, on_host
-from grace.kernels.many import Many, poison_many, settle_many
-from grace.kernels.staging import narrow_many, scale_many, sum_many, weigh_many
+from grace.kernels.multi_tensor import narrow_many, scale_many, sum_many, weigh_many
+from grace.kernels.tensor_list import TensorList, poison_many, settle_many
 
 _PIECE = 1 << 22  # numbers that plain torch weighs at a time: it needs 48 bytes for each
 
@@ -147,7 +147,7 @@ def narrow_many_(
 def settle_many_(
     outs: Sequence[Exchanged[Any]], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
 ) -> bool:
-    """Makes of each rest what its memory is after the step: see :func:`grace.kernels.many.settle_many`.
+    """Makes of each rest what its memory is after the step: see :func:`grace.kernels.tensor_list.settle_many`.
 
     Returns:
         False if there is no kernel for that here, or a rest is elsewhere: nothing has changed then.
@@ -168,7 +168,7 @@ def _point(
     memories: Sequence[Tensor] | None,
     rests: Sequence[Tensor] | None,
     workspace: Workspace | None,
-) -> Many | None:
+) -> TensorList | None:
     """These tensors, if kernels for many take them where they are."""
     if workspace is None or not xs or not takes_many(xs[0].device):
         return None
@@ -178,7 +178,7 @@ def _point(
         return None
     sizes = tuple([x.numel() for x in xs])
     key = (who, xs[0].device, sizes)
-    many: Many = workspace.kept.get(key) or Many(sizes, (), (), xs[0].device)
+    many: TensorList = workspace.kept.get(key) or TensorList(sizes, (), (), xs[0].device)
     if not many.point(xs, memories, rests):
         return None
     workspace.kept[key] = many

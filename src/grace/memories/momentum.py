@@ -19,7 +19,7 @@ from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError
 from grace.flags.finite import and_, choose_
 from grace.kernels.finite import all_finite
-from grace.kernels.staging import finite_many
+from grace.kernels.multi_tensor import finite_many
 from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.memories.many import takes_many
 from grace.memories.successors import SuccessorBucket, average_

@@ -19,8 +19,8 @@ from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
 from grace.contract.workspace import take_rooms
-from grace.kernels.many import Many, poison_many, settle_many
-from grace.kernels.staging import narrow_many
+from grace.kernels.multi_tensor import narrow_many
+from grace.kernels.tensor_list import TensorList, poison_many, settle_many
 from grace.memories.many import put, stack_flags
 
 
@@ -33,9 +33,9 @@ class SuccessorBucket:
     successors: for each part of a state, those of all tensors, float32 ``[1, n]``. lent: by whom they are.
     """
 
-    many: Many
-    rooms: Many
-    flat: Many
+    many: TensorList
+    rooms: TensorList
+    flat: TensorList
     narrow: bool
     lent: Lent
     kept: Sequence[list[Tensor]] = ()
@@ -54,8 +54,8 @@ class SuccessorBucket:
         key = (SuccessorBucket, device, dtype, sizes, peers.names, len(states))
         bucket: SuccessorBucket | None = workspace.kept.get(key)
         if bucket is None:
-            many, rooms = (Many(sizes, (), (), device) for _ in range(2))
-            bucket = SuccessorBucket(many, rooms, Many(sizes * len(states), (), (), device), narrow, lent)
+            many, rooms = (TensorList(sizes, (), (), device) for _ in range(2))
+            bucket = SuccessorBucket(many, rooms, TensorList(sizes * len(states), (), (), device), narrow, lent)
         borrowed = [[lent.borrow_successor(part) for part in parts] for parts in states]
         kept, successors = ([_in_rows(parts) for parts in each] for each in (states, borrowed))
         rows, before, after = _in_rows(xs), list(chain(*kept)), list(chain(*successors))
@@ -97,7 +97,7 @@ class SuccessorBucket:
         return [mean.view(x.shape) for mean, x in zip(self.many.xs, xs, strict=True)]
 
     def settle(self, finite: Tensor, states: Sequence[Sequence[Tensor]], *, drops: bool = True) -> list[list[Tensor]]:
-        """The next states, of the same shapes: see :func:`grace.kernels.many.settle_many`; ``finite [T]``."""
+        """The next states, of the same shapes: see :func:`grace.kernels.tensor_list.settle_many`; ``finite [T]``."""
         settle_many(finite.repeat(len(states)), self.flat, drops=drops)
         for part in chain(*states):
             self.lent.give_back(part)

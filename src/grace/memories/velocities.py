@@ -17,9 +17,9 @@ from grace.compute.launching import READ
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import take_rooms
-from grace.kernels.many import Many, poison_many, settle_many
 from grace.kernels.momentum import accelerate_many, forget_many
-from grace.kernels.staging import narrow_many
+from grace.kernels.multi_tensor import narrow_many
+from grace.kernels.tensor_list import TensorList, poison_many, settle_many
 from grace.memories.many import put, stack_flags
 
 
@@ -33,10 +33,10 @@ class VelocityBucket:
     the new memories, ``[2, ...]`` each.
     """
 
-    many: Many
-    rooms: Many
-    flat: Many
-    narrow: Many | None
+    many: TensorList
+    rooms: TensorList
+    flat: TensorList
+    narrow: TensorList | None
     nesterov: bool
     successors: Sequence[Tensor] = ()
 
@@ -53,8 +53,8 @@ class VelocityBucket:
         key = (VelocityBucket, device, xs[0].dtype, sizes, peers.names, nesterov)
         bucket: VelocityBucket | None = workspace.kept.get(key)
         if bucket is None:
-            many, rooms, beside = (Many(sizes, (), (), device) for _ in range(3))
-            flat = Many([2 * n for n in sizes], (), (), device)
+            many, rooms, beside = (TensorList(sizes, (), (), device) for _ in range(3))
+            flat = TensorList([2 * n for n in sizes], (), (), device)
             bucket = VelocityBucket(many, rooms, flat, beside if narrow else None, nesterov)
         successors = [lent.borrow_successor(memory) for memory in memories]
         rows, pairs, both = _in_rows(xs), _in_rows(successors, 2), _in_rows(successors)

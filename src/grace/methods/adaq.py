@@ -10,10 +10,10 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
-from grace.kernels import Chosen, CountedCode, Many, SideSelection, choose_sides_many
-from grace.kernels.coded import SideMeans
-from grace.kernels.coded.wire import add_coded_, write_means_
-from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.kernels import Chosen, CountedCode, SideSelection, TensorList, choose_sides_many
+from grace.kernels.index_codes.codes import IndexCode, pad
+from grace.kernels.sparse_codes import SideMeans
+from grace.kernels.sparse_codes.wire import add_coded_, write_means_
 from grace.methods.common.counts import KeptOfEach
 from grace.random import Stream
 from grace.registry import register
@@ -72,7 +72,7 @@ class AdaQ(Compressor):
     def counted(self) -> CountedCode:
         return CountedCode(self.index, False, SideMeans())
 
-    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: CountedCode) -> Chosen:
         return choose_sides_many(many.like, many, code, self._selection, rng.step)
 
     @property

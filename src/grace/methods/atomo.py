@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from dataclasses import dataclass
+from typing import Annotated
 
-from torch import Tensor
-
-from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels import Chosen, Many, choose_drawn_many
-from grace.kernels.index_lists.codes import IndexCode
-from grace.kernels.sampling import Budgets, DrawnCode
-from grace.kernels.sampling.wire import add_sampled_, sample_
-from grace.random import Stream
+from grace.kernels.index_codes.codes import IndexCode
+from grace.kernels.sampling import Budgets
+from grace.methods.common.sampled import Sampled
 from grace.registry import register
 
 _RATIO = 0.01  # by default
@@ -23,7 +18,7 @@ _RATIO = 0.01  # by default
 
 @register("atomo", communicator="allgather", family="low rank", cases=["ratio=0.3"])
 @dataclass(frozen=True, slots=True)
-class Atomo(Compressor):
+class Atomo(Sampled):
     """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.
 
     ``C(x)_i = x_i / p_i with probability p_i, else 0``, with ``p_i = min(|x_i| / unit, 1)`` and ``sum of p_i = s``: the
@@ -52,7 +47,6 @@ class Atomo(Compressor):
         Sparsification", NeurIPS 2018, arXiv 1806.04090, algorithm 1.
     """
 
-    varies: ClassVar[bool] = True
     budget: Annotated[float, Range(least=1)] | None = None
     ratio: Share | None = None
     index: IndexCode = "auto"
@@ -65,31 +59,11 @@ class Atomo(Compressor):
         if self.ratio == _RATIO:  # one method has one spelling
             object.__setattr__(self, "ratio", None)
 
-    def with_memory(self) -> Compressor:
-        return replace(self, shrink=True)
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        budgets = self._budgets
-        wire = sample_(rows, budgets.unit, rng, budgets.factor(rows.shape[1]), self.index)
-        if keep_rest:
-            add_sampled_(wire, rows, -1.0, self.index)
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        add_sampled_(wire, out, scale, self.index)
-
     @property
-    def counted(self) -> DrawnCode:
-        return DrawnCode(self.index)
-
-    def choose_many_(self, many: Many, rng: Stream, code: DrawnCode) -> Chosen:
-        return choose_drawn_many(many.like, many, code, self._budgets, rng.step)
-
-    @property
-    def _budgets(self) -> Budgets:
+    def _rule(self) -> Budgets:
         return Budgets(self.budget, _RATIO if self.ratio is None else self.ratio, self.shrink)
 
     def facts(self, n: int) -> Facts:
         if self.shrink:
-            return Facts(contraction=self._budgets.factor(n), deterministic=False)
-        return Facts(unbiased=True, variance=n / self._budgets.count(n) - 1, deterministic=False)
+            return Facts(contraction=self._rule.factor(n), deterministic=False)
+        return Facts(unbiased=True, variance=n / self._rule.count(n) - 1, deterministic=False)

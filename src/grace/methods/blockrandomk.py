@@ -26,7 +26,7 @@ from grace.errors import CompositionError, ConfigurationError
 from grace.flags.capturing import refuse_capture
 from grace.flags.finite import on_host
 from grace.kernels import select_topk
-from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.index_codes import codes as index_codes
 from grace.methods.common.blocks import Blocks
 from grace.methods.common.counts import count_kept
 from grace.methods.common.led_bucket import LEADS, exchange_led, prepare_led
@@ -99,11 +99,11 @@ class BlockRandomK(Method[None]):
         n = x.numel()
         k = count_kept(self.ratio, n)
         leader = peer.step % peer.world
-        packed = torch.zeros(1, index_lists.most(n, k, "auto"), dtype=torch.uint8, device=x.device)
+        packed = torch.zeros(1, index_codes.most(n, k, "auto"), dtype=torch.uint8, device=x.device)
         if peer.rank == leader:
-            packed = index_lists.encode(select_topk(_sum_with_memory(x, peer.lent), k), n, "auto")
+            packed = index_codes.encode(select_topk(_sum_with_memory(x, peer.lent), k), n, "auto")
         packed = yield Broadcast(packed[0], leader)
-        index = index_lists.decode(packed[None], n, k, "auto")[0]
+        index = index_codes.decode(packed[None], n, k, "auto")[0]
         return (yield from Allreduce(Positions(index)).exchange(x, None, peer))
 
     def batches(self, like: Tensor) -> bool:
@@ -141,7 +141,7 @@ class BlockRandomK(Method[None]):
         if self.mode != "clt" or n == 0:
             return Allreduce(self._blocks).traffic(like, peer)
         k = count_kept(self.ratio, n)
-        packed, values = meta_tensor(index_lists.size(n, k, "auto") or 0), meta_tensor(1, k, dtype=torch.float32)
+        packed, values = meta_tensor(index_codes.size(n, k, "auto") or 0), meta_tensor(1, k, dtype=torch.float32)
         return sum_costs(peer, Broadcast(packed, peer.step % peer.world), AllReduce(values))
 
 

@@ -18,7 +18,7 @@ from grace.contract.knobs import Count, Range, check_knobs
 from grace.errors import PayloadError, out_of_range
 from grace.flags.refusals import refuse_unless
 from grace.kernels import block_sum, index_bits, pack, packed_bytes, select_topk, square_root, unpack
-from grace.kernels.index_lists import check_list
+from grace.kernels.index_codes.fixed import check_list
 from grace.kernels.places import add_at_
 from grace.random import Stream
 from grace.registry import register

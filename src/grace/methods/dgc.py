@@ -12,8 +12,8 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
-from grace.kernels import Chosen, CountedCode, Many, Sampling, choose_sampled_many
-from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels import Chosen, CountedCode, Sampling, TensorList, choose_sampled_many
+from grace.kernels.index_codes.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.methods.common.counts import contraction, count_kept
 from grace.random import Stream
@@ -95,7 +95,7 @@ class DGC(Compressor):
     def counted(self) -> CountedCode:
         return CountedCode(self.index, self.values == "bfloat16")
 
-    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: CountedCode) -> Chosen:
         sampling = self._sampling(many.sizes, rng.step)
         return choose_sampled_many(many.like, many, code, sampling, rng.step)
 

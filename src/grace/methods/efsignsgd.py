@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,7 +12,16 @@ from torch import Tensor
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count
-from grace.kernels import Many, block_count, encode_signs, encode_signs_many, packed_bytes, sum_signs, sum_signs_many
+from grace.kernels import (
+    TensorList,
+    block_count,
+    encode_signs,
+    encode_signs_many,
+    packed_bytes,
+    sum_signs,
+    sum_signs_many,
+)
+from grace.methods.common.parity import with_phase
 from grace.random import Stream
 from grace.registry import register
 
@@ -54,15 +64,17 @@ class EFSignSGD(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return encode_signs(rows, self.block, (rng.rank or 0) + rng.step, memory, rest)
+        return with_phase(lambda phase: encode_signs(rows, self.block, phase, memory, rest), rng, [rest])
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_signs(received, out, self.block, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        return encode_signs_many(message, many, self.block, (rng.rank or 0) + rng.step)
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
+        return with_phase(
+            lambda phase: encode_signs_many(message, many, self.block, phase), rng, chain([message], many.rests or ())
+        )
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_signs_many(rows, many, self.block, scale)
 
     def passes(self, n: int) -> int | None:

@@ -18,7 +18,7 @@ from grace.flags.finite import Flag
 from grace.kernels import (
     E4M3,
     E5M2,
-    Many,
+    TensorList,
     encode_floats,
     encode_floats_many,
     float_bytes,
@@ -75,10 +75,10 @@ class FP8(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_floats(received, out, FORMATS[self.fmt], self.block, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_floats_many(message, many, FORMATS[self.fmt], self.block, rng.step if self.stochastic else None)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_floats_many(rows, many, FORMATS[self.fmt], self.block, scale)
 
     def passes(self, n: int) -> int | None:

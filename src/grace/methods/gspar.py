@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share, Steps, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels import Chosen, Many, choose_drawn_many
-from grace.kernels.index_lists.codes import IndexCode
-from grace.kernels.sampling import Chances, DrawnCode
-from grace.kernels.sampling.wire import add_sampled_, sample_
-from grace.random import Stream
+from grace.kernels.index_codes.codes import IndexCode
+from grace.kernels.sampling import Chances
+from grace.methods.common.sampled import Sampled
 from grace.registry import register
 
 _RATIO = 0.01  # by default
@@ -23,7 +17,7 @@ _RATIO = 0.01  # by default
 
 @register("gspar", communicator="allgather", family="sparsification", cases=["ratio=0.3", "ratio=0.2,index=rice"])
 @dataclass(frozen=True, slots=True)
-class GSpar(Compressor):
+class GSpar(Sampled):
     """GSpar: keeps numbers at random, large ones more often, and makes up for the others.
 
     ``C(x)_i = x_i / p_i with probability p_i, else 0``, with ``p_i = min(lambda |x_i|, 1)``: x_i itself where p_i = 1,
@@ -53,7 +47,6 @@ class GSpar(Compressor):
         NeurIPS 2018, arXiv 1710.09854, algorithms 2 and 3.
     """
 
-    varies: ClassVar[bool] = True
     ratio: Share | None = None
     epsilon: Positive | None = None
     rounds: Steps = 4
@@ -67,31 +60,11 @@ class GSpar(Compressor):
         if self.ratio == _RATIO:  # one method has one spelling
             object.__setattr__(self, "ratio", None)
 
-    def with_memory(self) -> Compressor:
-        return replace(self, shrink=True)
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        chances = self._chances
-        wire = sample_(rows, chances.unit, rng, chances.factor(rows.shape[1]), self.index)
-        if keep_rest:
-            add_sampled_(wire, rows, -1.0, self.index)
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        add_sampled_(wire, out, scale, self.index)
-
     @property
-    def counted(self) -> DrawnCode:
-        return DrawnCode(self.index)
-
-    def choose_many_(self, many: Many, rng: Stream, code: DrawnCode) -> Chosen:
-        return choose_drawn_many(many.like, many, code, self._chances, rng.step)
-
-    @property
-    def _chances(self) -> Chances:
+    def _rule(self) -> Chances:
         return Chances(_RATIO if self.ratio is None else self.ratio, self.epsilon, self.rounds, self.shrink)
 
     def facts(self, n: int) -> Facts:
         if self.shrink:
-            return Facts(contraction=self._chances.factor(n), deterministic=False)
-        return Facts(unbiased=True, variance=self._chances.omega(n), deterministic=False)
+            return Facts(contraction=self._rule.factor(n), deterministic=False)
+        return Facts(unbiased=True, variance=self._rule.omega(n), deterministic=False)

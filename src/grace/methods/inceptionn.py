@@ -13,10 +13,10 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range
-from grace.kernels.counted import Chosen
-from grace.kernels.many import Many
-from grace.kernels.tagged import TaggedCode, choose_tagged_many
-from grace.kernels.tagged.codes import add_tagged, write_tagged
+from grace.kernels.tagged_fixed_point import TaggedCode, choose_tagged_many
+from grace.kernels.tagged_fixed_point.codes import add_tagged, write_tagged
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.variable_sparse import Chosen
 from grace.random import Stream
 from grace.registry import register
 
@@ -67,7 +67,7 @@ class Inceptionn(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         add_tagged(wire, out, scale, self.counted)
 
-    def choose_many_(self, many: Many, rng: Stream, code: TaggedCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: TaggedCode) -> Chosen:
         return choose_tagged_many(many.like, many, code)
 
     def facts(self, n: int) -> Facts:

@@ -14,7 +14,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
 from grace.contract.needs import Needs
 from grace.errors import CompositionError, PayloadError
-from grace.kernels.index_lists.codes import pad
+from grace.kernels.index_codes.codes import pad
 from grace.methods.common import streams
 from grace.random import Stream
 from grace.registry import register_wrapper

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
@@ -15,10 +14,10 @@ from grace.contract.knobs import Count, Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.flags.finite import Flag
 from grace.kernels import (
-    Many,
+    FixedPoint,
+    TensorList,
     encode_fixed,
     encode_fixed_many,
-    fixed_bytes,
     passes_with_largest,
     sum_fixed,
     sum_fixed_many,
@@ -89,7 +88,11 @@ class LPC(Fused):
     @property
     def q(self) -> int:
         """The largest positive code."""
-        return (1 << (self.bits - 1)) - 1
+        return self._code.q
+
+    @property
+    def _code(self) -> FixedPoint:
+        return FixedPoint(self.bits, self.block, self.clip, self.shrink, self.nearest)
 
     def with_memory(self) -> Compressor:
         return self if self.nearest else replace(self, shrink=True)
@@ -97,35 +100,22 @@ class LPC(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, Flag]:
-        own = None if self.nearest else rng
-        return encode_fixed(rows, self.bits, self.block, self.clip, self._shrink(rows.shape[1]), own, memory, rest)
+        return encode_fixed(rows, self._code, rng, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        sum_fixed(received, out, self.bits, self.block, self.clip, scale, add=add)
+        sum_fixed(received, out, self._code, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        step = None if self.nearest else rng.step
-        return encode_fixed_many(message, many, self.bits, self.block, self.clip, self._shrink, step)
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
+        return encode_fixed_many(message, many, self._code, rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
-        return sum_fixed_many(rows, many, self.bits, self.block, self.clip, scale)
-
-    def _shrink(self, n: int) -> float:
-        return 1 + self._omega(n) if self.shrink else 1.0
-
-    def _omega(self, n: int) -> float:
-        """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""
-        B = min(n, self.block)
-        grid = B / (4 * self.q**2)
-        # a finer grid has no more variance than that of q = 1
-        return grid if self.clip < 1 else min(grid, (math.sqrt(B) - 1) / 2)
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
+        return sum_fixed_many(rows, many, self._code, scale)
 
     def passes(self, n: int) -> int | None:
         return passes_with_largest(self.block)
 
     def facts(self, n: int) -> Facts:
-        payload = fixed_bytes(n, self.bits, self.block)
-        omega = self._omega(n)
+        payload, omega = self._code.payload(n), self._code.variance(n)
         if self.nearest:
             B, q = min(n, self.block), self.q  # the largest of a block is exact, of others at most half a unit is lost
             return Facts(contraction=4 * q**2 / (4 * q**2 + B - 1) if self.clip == 1 else None, payload=payload)

@@ -13,7 +13,7 @@ from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import PowerOfTwo, Range
 from grace.flags.finite import Flag
 from grace.kernels import (
-    Many,
+    TensorList,
     affine_bytes,
     encode_affine,
     encode_affine_many,
@@ -82,10 +82,10 @@ class MinMax(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_affine(received, out, self.bits, self.block, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_affine_many(message, many, self.bits, self.block, None if self.nearest else rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_affine_many(rows, many, self.bits, self.block, scale)
 
     def passes(self, n: int) -> int | None:

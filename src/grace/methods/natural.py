@@ -13,7 +13,7 @@ from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
 from grace.kernels import (
-    Many,
+    TensorList,
     encode_powers,
     encode_powers_many,
     passes_with_largest,
@@ -81,10 +81,10 @@ class Natural(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_powers(received, out, self.bits, self._block(out.shape[1]), scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_powers_many(message, many, self.bits, self._block(max(many.sizes)), rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_powers_many(rows, many, self.bits, self._block(max(many.sizes)), scale)
 
     def passes(self, n: int) -> int | None:

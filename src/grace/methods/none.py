@@ -11,8 +11,8 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.kernels import Many, add_scaled_, encode_casts_many, sum_casts_many
-from grace.kernels.staging import finite_many
+from grace.kernels import TensorList, add_scaled_, encode_casts_many, sum_casts_many
+from grace.kernels.multi_tensor import finite_many
 from grace.random import Stream
 from grace.registry import register
 
@@ -54,14 +54,14 @@ class Identity(Compressor):
         wires.check_shape("numbers", wire, out.shape)
         add_scaled_(out, wire, scale)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_casts_many(message.view(torch.uint8), many, torch.float32)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         sum_casts_many(rows, many, torch.float32, scale)
         return many.all_set
 
-    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+    def put_many_(self, message: Tensor, many: TensorList, rng: Stream, into: TensorList) -> Tensor:
         sum_casts_many(message[None].view(torch.uint8), into, torch.float32, 1.0)
         return finite_many(into.all_set, into)
 

@@ -12,7 +12,7 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count
 from grace.kernels import (
-    Many,
+    TensorList,
     block_count,
     encode_two_means,
     encode_two_means_many,
@@ -70,10 +70,10 @@ class OneBit(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_two_means(received, out, self.group, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_two_means_many(message, many, self.tau, self.group)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_two_means_many(rows, many, self.group, scale)
 
     def passes(self, n: int) -> int | None:

@@ -17,6 +17,7 @@ from grace.contract.knobs import Count, Positive, Steps
 from grace.contract.loan import narrow, room_beside, succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
+from grace.flags.capturing import has_begun
 from grace.flags.finite import and_, fill_unless_
 from grace.kernels import (
     add_low_rank_,
@@ -78,6 +79,9 @@ class PowerSGD(LowRank["Tensor | None"]):
     min_rate: Positive = 2.0
     start_step: Steps = 0
 
+    def _begun(self, step: int) -> bool:
+        return has_begun(step, self.start_step, f"start_step={self.start_step}")
+
     def init(self, like: Tensor) -> Tensor | None:
         """Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
         if not self._compresses(like):
@@ -86,7 +90,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         return Stream(0, "powersgd", f"{m}x{l}", None, 0).normal(l * r, like.device).view(l, r)
 
     def exchange(self, x: Tensor, state: Tensor | None, peer: Peer) -> Exchange[Exchanged[Tensor | None]]:
-        if state is None or peer.step < self.start_step:
+        if state is None or not self._begun(peer.step):
             out = yield from DENSE.exchange(x, None, peer)
             return Exchanged(out.mean, out.rest, state, out.finite)
         m, l, r = self._sizes(x)
@@ -131,7 +135,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         self, xs: Sequence[Tensor], states: Sequence[Tensor | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Tensor | None]]]:
         """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce per round."""
-        dense = peers[0].step < self.start_step
+        dense = not self._begun(peers[0].step)
         sides = [None if q is None or dense else self._sizes(x) for x, q in zip(xs, states, strict=True)]
         bucket: LowRankBucket | FactorBucket | None = open_bucket(self, sides, xs, peers)
         drawn_as = None if self.warm_start else "powersgd"
@@ -154,4 +158,4 @@ class PowerSGD(LowRank["Tensor | None"]):
         return Facts(contraction=0.0, deterministic=self.warm_start, randomness="shared", payload=4 * r * (m + l))
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
-        return LowRank._sides(self, like, step) if step >= self.start_step else None
+        return LowRank._sides(self, like, step) if self._begun(step) else None

@@ -14,13 +14,13 @@ from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, check_knobs
 from grace.errors import ConfigurationError
 from grace.kernels import (
-    Many,
+    Levels,
+    TensorList,
     dequantize_sum,
     dequantize_sum_many,
     passes_with_largest,
     quantize,
     quantize_many,
-    quantized_bytes,
 )
 from grace.random import Stream
 from grace.registry import register
@@ -101,45 +101,38 @@ class QSGD(Fused):
         assert self.bits is not None
         return (1 << (self.bits - 1)) - 1
 
+    @property
+    def _levels(self) -> Levels:
+        return Levels(self.s, self.bucket, self.norm, self.shrink)
+
     def with_memory(self) -> QSGD:
         return replace(self, shrink=True)
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return quantize(rows, self.s, self.bucket, self.norm, self._shrink(rows.shape[1]), rng, memory, rest)
+        return quantize(rows, self._levels, rng, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        dequantize_sum(received, out, self.s, self.bucket, scale, add=add)
+        dequantize_sum(received, out, self._levels, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return self.encode_clipped_many(message, many, rng, 0.0)
 
-    def encode_clipped_many(self, message: Tensor, many: Many, rng: Stream, clip: float) -> Tensor:
+    def encode_clipped_many(self, message: Tensor, many: TensorList, rng: Stream, clip: float) -> Tensor:
         """As :meth:`encode_many_`, into ``message [s]`` uint8, of numbers that are cut to ``clip`` deviations of their bucket,
         unless that is 0: ``[T]`` bool.
         """
-        return quantize_many(message, many, self.s, self.bucket, self.norm, self._shrink, rng.step, clip)
+        return quantize_many(message, many, self._levels, rng.step, clip)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
-        return dequantize_sum_many(rows, many, self.s, self.bucket, scale)
-
-    def _shrink(self, n: int) -> float:
-        return 1 / (1 + self._omega(n)) if self.shrink else 1.0
-
-    def _omega(self, n: int) -> float:
-        """The bound on the variance of a bucket (paper, lemma 3.1; linf: of a uniform grid of step N/s)."""
-        B, s = min(n, self.bucket), self.s
-        if self.norm == "l2":
-            return min(B / s**2, math.sqrt(B) / s)
-        return (math.sqrt(B) - 1) / 2 if s == 1 else min(B / (4 * s**2), (math.sqrt(B) - 1) / 2)
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
+        return dequantize_sum_many(rows, many, self._levels, scale)
 
     def passes(self, n: int) -> int | None:
         return passes_with_largest(self.bucket) if self.s > 1 and self.norm == "linf" else 2
 
     def facts(self, n: int) -> Facts:
-        payload = quantized_bytes(n, self.s, self.bucket)
-        omega = self._omega(n)
+        payload, omega = self._levels.payload(n), self._levels.variance(n)
         if self.shrink:
             return Facts(contraction=1 / (1 + omega), deterministic=False, payload=payload)
         most = math.sqrt(min(n, self.bucket)) if self.norm == "l2" else 1.0  # of N, in units of the largest number

@@ -15,7 +15,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Share, check_knobs
 from grace.errors import out_of_range
 from grace.kernels import (
-    Many,
+    TensorList,
     block_abs_mean,
     encode_positive_many,
     pack,
@@ -24,12 +24,12 @@ from grace.kernels import (
     sum_topk_many,
     unpack,
 )
-from grace.kernels.counted import Chosen
-from grace.kernels.gap_lists import GapPairs, choose_listed_many
-from grace.kernels.index_lists.codes import IndexCode, size, varies
-from grace.kernels.levels.codes import code_bits
+from grace.kernels.index_codes.codes import IndexCode, size, varies
+from grace.kernels.index_codes.variable import GapPairs, choose_listed_many
 from grace.kernels.places import add_at_
 from grace.kernels.sparse import Pairs, ScaledCodes, payloads
+from grace.kernels.stochastic_levels.codes import code_bits
+from grace.kernels.variable_sparse import Chosen
 from grace.methods.common.counts import count_kept
 from grace.methods.common.selected import encode_selected, take_encoded
 from grace.methods.qsgd import QSGD
@@ -117,10 +117,10 @@ class Qsparse(Compressor):
             self._quantizer(k).decompress_add_(inner, values, 1.0, rng)
         add_at_(out, 1, index, values * scale)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_selected(message, many, self._pairs(many), partial(self._encode_values, message, rng))
 
-    def _encode_values(self, message: Tensor, rng: Stream, values: Many) -> None:
+    def _encode_values(self, message: Tensor, rng: Stream, values: TensorList) -> None:
         if self.quant == "sign":
             encode_positive_many(message, values)
         else:
@@ -131,16 +131,16 @@ class Qsparse(Compressor):
         kept = partial(count_kept, self.ratio)
         return GapPairs(self.index, kept, False, self._grid) if self.varies else None
 
-    def choose_many_(self, many: Many, rng: Stream, code: GapPairs) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: GapPairs) -> Chosen:
         lists = code.lists(many.sizes)
         fields = torch.empty(sum(lists.before), dtype=torch.uint8, device=many.device)
         finite, index = take_encoded(many, lists.kept, lists.begins, partial(self._encode_values, fields, rng))
         return choose_listed_many(index, fields, finite, many, lists)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_topk_many(rows, many, self._pairs(many), scale)
 
-    def _pairs(self, many: Many) -> Pairs:
+    def _pairs(self, many: TensorList) -> Pairs:
         """The pairs in the wires of a bucket's tensors."""
 
         def make() -> Pairs:

@@ -12,7 +12,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Share
 from grace.errors import CompositionError, PayloadError
 from grace.flags.refusals import refuse_unless
-from grace.kernels import Drawing, Many, add_subset, all_finite, take_subset
+from grace.kernels import Drawing, TensorList, add_subset, all_finite, take_subset
 from grace.methods.common.counts import count_kept
 from grace.methods.common.drawn import Drawn
 from grace.random import Stream
@@ -96,7 +96,7 @@ class RandomK(Drawn):
             refuse_unless(all_finite(wire), lambda: PayloadError("field 'values' must be finite"))
         add_subset(received, out, scale * self._factor(out.shape[1]), rng)
 
-    def _drawing(self, many: Many) -> Drawing:
+    def _drawing(self, many: TensorList) -> Drawing:
         return Drawing(tuple(count_kept(self.ratio, n) for n in many.sizes), None)
 
     def _factor(self, n: int) -> float:

@@ -16,8 +16,8 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Rotation, as_call, check_knobs
 from grace.errors import CompositionError
-from grace.kernels import Many, add_scaled_, rotate_back_many, rotate_many
-from grace.kernels.staging import clear_many
+from grace.kernels import TensorList, add_scaled_, rotate_back_many, rotate_many
+from grace.kernels.multi_tensor import clear_many
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
@@ -109,7 +109,7 @@ class RHT(Compressor):
         )  # what it draws is not said by a table of our streams
         return inner.handles_many and not (inner.summable or shares)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         y, inner = many.work, self.quantizer
         assert y is not None
         finite = rotate_many(message, many, y, self.block, 0, rng.step)
@@ -124,7 +124,7 @@ class RHT(Compressor):
             rotate_back_many(message, y, many, self.block, 0, rng.step, subtract=True)
         return finite
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         legal = self.quantizer.aggregate_many_(rows, many, scale, rng)
         for salt in reversed(range(self.rounds)):
             rotate_back_many(rows, many, many, self.block, salt, rng.step)

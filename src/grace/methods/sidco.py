@@ -23,7 +23,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
 from grace.flags.finite import ask_host, ask_host_of_all, on_host
 from grace.kernels import choose_reaching_many, tail_sums_many
-from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.index_codes.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.methods.common.counts import contraction, count_kept
 from grace.methods.common.tail_bucket import exponential_thresholds, fitted_thresholds

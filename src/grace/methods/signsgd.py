@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from grace.contract.compressor import Compressor, Fused
 from grace.contract.facts import Facts
 from grace.errors import CompositionError
 from grace.kernels import (
-    Many,
+    TensorList,
     encode_votes,
     encode_votes_many,
     sum_votes,
@@ -20,6 +21,7 @@ from grace.kernels import (
     take_majority_many,
     votes_bytes,
 )
+from grace.methods.common.parity import with_phase
 from grace.random import Stream
 from grace.registry import register
 
@@ -62,7 +64,9 @@ class SignSGD(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return encode_votes(rows, self.zero, (rng.rank or 0) + rng.step, memory, rest)
+        if self.zero != "parity":
+            return encode_votes(rows, self.zero, 0, memory, rest)
+        return with_phase(lambda phase: encode_votes(rows, "parity", phase, memory, rest), rng, [rest])
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_votes(received, out, self.zero, scale, add=add)
@@ -70,10 +74,14 @@ class SignSGD(Fused):
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
         take_majority(received, out, self.zero, scale)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        return encode_votes_many(message, many, self.zero, (rng.rank or 0) + rng.step)
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
+        if self.zero != "parity":
+            return encode_votes_many(message, many, self.zero, 0)
+        return with_phase(
+            lambda phase: encode_votes_many(message, many, "parity", phase), rng, chain([message], many.rests or ())
+        )
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return take_majority_many(rows, many, self.zero, scale)
 
     def passes(self, n: int) -> int | None:

@@ -16,7 +16,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
 from grace.flags.finite import Flag
 from grace.kernels import (
-    Many,
+    TensorList,
     encode_quantiles,
     encode_quantiles_many,
     quantile_bytes,
@@ -72,11 +72,11 @@ class Sketch(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_quantiles(received, out, self.quantiles, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         seen = tuple(count_seen(n, self.sample) for n in many.sizes)
         return encode_quantiles_many(message, many, self.quantiles, self.zero_edge, seen, rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_quantiles_many(rows, many, self.quantiles, scale)
 
     def facts(self, n: int) -> Facts:

@@ -13,9 +13,9 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
-from grace.kernels import Chosen, Many, MinMaxCode, choose_minmax_many
-from grace.kernels.index_lists.codes import IndexCode, pad
-from grace.kernels.minmax.codes import add_minmax_, write_minmax_
+from grace.kernels import Chosen, MinMaxCode, TensorList, choose_minmax_many
+from grace.kernels.index_codes.codes import IndexCode, pad
+from grace.kernels.minmax_sketch.codes import add_minmax_, write_minmax_
 from grace.kernels.quantiles.samples import SMALL
 from grace.random import Stream
 from grace.registry import register
@@ -76,7 +76,7 @@ class SketchML(Compressor):
     def counted(self) -> MinMaxCode:
         return self._code
 
-    def choose_many_(self, many: Many, rng: Stream, code: MinMaxCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: MinMaxCode) -> Chosen:
         return choose_minmax_many(many.like, many, code, rng.step)
 
     @property

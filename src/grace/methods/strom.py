@@ -11,10 +11,10 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Range
-from grace.kernels import Chosen, CountedCode, Many, choose_coded_many, root_mean_square, root_mean_square_many
-from grace.kernels.coded import Quanta
-from grace.kernels.coded.wire import add_coded_, write_coded_
-from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.kernels import Chosen, CountedCode, TensorList, choose_coded_many, root_mean_square, root_mean_square_many
+from grace.kernels.index_codes.codes import IndexCode, pad
+from grace.kernels.sparse_codes import Quanta
+from grace.kernels.sparse_codes.wire import add_coded_, write_coded_
 from grace.random import Stream
 from grace.registry import register
 
@@ -73,7 +73,7 @@ class Strom(Compressor):
     def counted(self) -> CountedCode:
         return CountedCode(self.index, False, self._codes)
 
-    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: CountedCode) -> Chosen:
         if self.relative:
             rms = root_mean_square_many(many.like, many)
             tau = _quanta_of(rms.masked_fill(~rms.isfinite(), 0.0) * self.tau)  # of what is not finite zeros are sent

@@ -15,7 +15,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
 from grace.flags.finite import Flag
-from grace.kernels import Many, cut_to_deviations
+from grace.kernels import TensorList, cut_to_deviations
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -92,10 +92,10 @@ class TernGrad(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         self._ternary.sum_(received, out, scale, rng, add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return self._ternary.encode_clipped_many(message, many, rng, self.clip)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return self._ternary.aggregate_many_(rows, many, scale, rng)
 
     def passes(self, n: int) -> int | None:

@@ -11,10 +11,10 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range
 from grace.kernels import packed_trits_bytes
-from grace.kernels.counted import Chosen
-from grace.kernels.many import Many
-from grace.kernels.quartic import QuarticCode, choose_quartic_many, encode_ternary_many, sum_ternary_many
-from grace.kernels.quartic.codes import add_ternary, write_ternary
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.ternary import QuarticCode, choose_quartic_many, encode_ternary_many, sum_ternary_many
+from grace.kernels.ternary.codes import add_ternary, write_ternary
+from grace.kernels.variable_sparse import Chosen
 from grace.random import Stream
 from grace.registry import register
 
@@ -72,13 +72,13 @@ class ThreeLC(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         add_ternary(wire, out, scale, zre=self.zre)
 
-    def choose_many_(self, many: Many, rng: Stream, code: QuarticCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: QuarticCode) -> Chosen:
         return choose_quartic_many(many.like, many, code)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_ternary_many(message, many, self.s)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_ternary_many(rows, many, scale)
 
     def facts(self, n: int) -> Facts:

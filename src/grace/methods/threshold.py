@@ -15,12 +15,12 @@ from grace.contract.knobs import Positive
 from grace.kernels import (
     Chosen,
     CountedCode,
-    Many,
+    TensorList,
     choose_reaching_many,
     root_mean_square,
     root_mean_square_many,
 )
-from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.index_codes.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.random import Stream
 from grace.registry import register
@@ -85,7 +85,7 @@ class Threshold(Fused):
     def counted(self) -> CountedCode:
         return CountedCode(self.index, self.values == "bfloat16")
 
-    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: CountedCode) -> Chosen:
         bounds = many.numbers((Threshold, self.v), lambda: [self.v] * len(many), torch.float64)
         if self.relative:
             bounds = root_mean_square_many(bounds, many) * self.v

@@ -13,12 +13,12 @@ from torch import Tensor
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share
-from grace.kernels.counted import Chosen
-from grace.kernels.gap_lists import GapPairs, choose_listed_many
-from grace.kernels.index_lists.codes import IndexCode, varies
-from grace.kernels.many import Many
+from grace.kernels.index_codes.codes import IndexCode, varies
+from grace.kernels.index_codes.variable import GapPairs, choose_listed_many
 from grace.kernels.selection import take_topk_many
-from grace.kernels.sparse import Pairs, encode_topk_many, payloads, sum_topk_many
+from grace.kernels.sparse import Pairs, TopKPairs, encode_topk_many, payloads, sum_topk_many
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.variable_sparse import Chosen
 from grace.methods.common.counts import contraction, count_kept
 from grace.random import Stream
 from grace.registry import register
@@ -72,23 +72,22 @@ class TopK(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return payloads.write_topk_(rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
+        return payloads.write_topk_(rows, self._kept(rows.shape[1]), memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        k = count_kept(self.ratio, out.shape[1])
-        payloads.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
+        payloads.sum_pairs(received, out, self._kept(out.shape[1]), scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_topk_many(message, many, self._pairs(many))
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_topk_many(rows, many, self._pairs(many), scale)
 
     @property
     def counted(self) -> GapPairs | None:
         return GapPairs(self.index, partial(count_kept, self.ratio), self.values == "bfloat16") if self.varies else None
 
-    def choose_many_(self, many: Many, rng: Stream, code: GapPairs) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: GapPairs) -> Chosen:
         lists = code.lists(many.sizes)
         K = sum(lists.kept)
         index, sent = many.table.new_empty(K), torch.empty(K, device=many.device, dtype=torch.float32)
@@ -96,7 +95,11 @@ class TopK(Fused):
         fields = (sent.to(torch.bfloat16) if code.narrow else sent).view(torch.uint8)
         return choose_listed_many(index, fields, finite, many, lists)
 
-    def _pairs(self, many: Many) -> Pairs:
+    def _kept(self, n: int) -> TopKPairs:
+        """The pairs in the wire of n numbers."""
+        return TopKPairs(count_kept(self.ratio, n), self.index, self.values == "bfloat16")
+
+    def _pairs(self, many: TensorList) -> Pairs:
         """The pairs in the wires of a bucket's tensors."""
 
         def make() -> Pairs:
@@ -105,6 +108,5 @@ class TopK(Fused):
         return many.once(self, make)
 
     def facts(self, n: int) -> Facts:
-        k = count_kept(self.ratio, n)
-        payload = payloads.pairs_bytes(n, k, self.index, self.values)
-        return Facts(contraction=contraction(k / n, self.values), payload=payload)
+        pairs = self._kept(n)
+        return Facts(contraction=contraction(pairs.k / n, self.values), payload=payloads.pairs_bytes(n, pairs))

@@ -15,7 +15,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Count
 from grace.kernels import (
     Codebook,
-    Many,
+    TensorList,
     codebook_bytes,
     encode_codebook,
     encode_codebook_many,
@@ -74,10 +74,10 @@ class U8bit(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_codebook(received, out, _book(self.map), self.block, scale, add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_codebook_many(message, many, _book(self.map), self.block)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         return sum_codebook_many(rows, many, _book(self.map), self.block, scale)
 
     def passes(self, n: int) -> int | None:

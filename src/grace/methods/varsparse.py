@@ -24,7 +24,7 @@ from grace.contract.loan import narrow, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host, on_host
-from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.index_codes.codes import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.methods.common.waiting_bucket import WaitingBucket
 from grace.registry import register

@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, type[CompressedOptimizer]] = {
     "demo": DeMo,
     "dion": Dion,
 }
-_GIVEN = frozenset({"self", "params", "group", "transport", "options"})  # by whoever calls the factory
+GIVEN = frozenset({"self", "params", "group", "transport", "options"})  # by whoever calls the factory
 
 
 def optimizers() -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def parse(text: str) -> functools.partial[CompressedOptimizer]:
     name, knobs = split_text(text)
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
-    legal = inspect.signature(OPTIMIZERS[name]).parameters.keys() - _GIVEN
+    legal = inspect.signature(OPTIMIZERS[name]).parameters.keys() - GIVEN
     for knob in knobs:
         if knob not in legal:
             raise unknown(f"knob of {name}", knob, legal)

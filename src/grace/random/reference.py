@@ -154,7 +154,7 @@ def walk_sizes(k: int, n: int, half: int) -> list[int]:
 
 
 def _walk_without_sync(out: Tensor, keys: Sequence[int | Tensor], half: int, n: int) -> None:
-    """As the host's walk, with sizes that are known beforehand. If they do not suffice, this is raised a step later."""
+    """As the host's walk, with sizes that are known beforehand. If they do not suffice, this is raised two steps later."""
     k = out.numel()
     image = torch.empty(k + 1, dtype=torch.int64, device=out.device)  # the last place is nobody's
     todo = at = torch.arange(k, dtype=torch.int64, device=out.device)

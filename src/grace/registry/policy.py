@@ -65,6 +65,10 @@ class Rule:
         """True if it holds at every step."""
         return self.from_step == 0 and self.until_step is None
 
+    def settled(self, step: int) -> bool:
+        """True if it holds at all steps from this one on, or at none."""
+        return self.from_step <= step and (self.until_step is None or self.until_step <= step)
+
     def __str__(self) -> str:
         limits = [
             f"{field.name}={getattr(self, field.name)}"

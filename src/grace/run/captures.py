@@ -8,7 +8,8 @@ device: :class:`grace.flags.capturing.CapturedStep`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from grace.flags.capturing import CAPTURABLE, CapturedStep, step_word
 from grace.flags.pending import PendingFlags
 from grace.flags.refusals import Refusals
 from grace.registry import spell
+from grace.registry.policy import Policy
+from grace.run.unapplied import tensors_of
 
 
 def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: bool) -> None:
@@ -48,6 +51,20 @@ def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: b
         )
 
 
+def check_rules(policy: Policy, step: int) -> None:
+    """Refuses to capture a step while rules of the policy are still to begin or to end: replays would go on by those of now.
+
+    Raises:
+        ConfigurationError: names the rule.
+    """
+    for rule in policy.rules:
+        if not rule.settled(step):
+            raise ConfigurationError(
+                f"the rule {rule} begins or ends after step {step}, which a captured graph cannot: capture a step from which "
+                "on the same rules hold, or give the policy no from_step and until_step"
+            )
+
+
 class Captures:
     """Graphs and flags of captured steps. device: the accelerator that steps run on; None until there was one."""
 
@@ -55,6 +72,8 @@ class Captures:
         self._kept: list[Any] = []  # a graph uses it as long as it lives
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # a state, by its identity, and what it was before a replay
         self._flags: list[tuple[int, str, Tensor]] | None = None
+        self._states: dict[str, Any] = {}  # by tensor, the state that the graph changes
+        self._ended = False
         self._refusals = Refusals()
         self.device: torch.device | None = None
         self._clock: Tensor | None = None
@@ -80,10 +99,11 @@ class Captures:
             )
         return CapturedStep.at(step, self._clock)
 
-    def keep_old_state(self, old: Any, out: Exchanged[Any], undoes: bool) -> Exchanged[Any]:
+    def keep_old_state(self, name: str, old: Any, out: Exchanged[Any], undoes: bool) -> Exchanged[Any]:
         """The result with the old state, into which the new one was copied.
 
         Args:
+            name: of the tensor.
             old: the state before the step.
             out: what the step has made.
             undoes: whether :meth:`undo` may be asked for, which takes a copy of the old state.
@@ -93,6 +113,9 @@ class Captures:
         """
         new = out.state
         self._kept.append((old, new))
+        if self._ended:  # another capture begins
+            self._states, self._ended = {}, False
+        self._states[name] = old
         for a, b in _pairs(old, new):
             if isinstance(a, Tensor):
                 if undoes:  # one copy for all captures
@@ -109,15 +132,24 @@ class Captures:
         self._flags, self._refusals = pending.flags, pending.refusals
         pending.flags, pending.refusals = [], Refusals()
         self._kept.append(used)
+        self._ended = True
 
-    def replay(self, pending: PendingFlags, step: int) -> None:
-        """A replay leaves its flags where those of the capture were.
+    def replay(self, pending: PendingFlags, step: int, states: Mapping[str, Any]) -> None:
+        """A replay leaves its flags where those of the capture were. ``states``: the worker's, by tensor.
 
         Raises:
-            GraceError: no step was captured.
+            GraceError: no step was captured, or the graph changes states that are the worker's no more.
         """
         if self._flags is None:
             raise GraceError("replayed() without a captured step; legal: after graph.replay()")
+        for name, held in self._states.items():
+            now = tensors_of(states.get(name))
+            if not all(a is b for a, b in zip_longest(tensors_of(held), now)):
+                raise GraceError(
+                    f"{name!r}: since the capture a step was made without the graph, a state was loaded or the method "
+                    "changed, so that the graph goes on with an old memory, and this replay used it: capture again after such "
+                    "a step, and replay no earlier graph"
+                )
         pending.flags = [(step, name, flag) for _, name, flag in self._flags]
         pending.refusals = self._refusals
 

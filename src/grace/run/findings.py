@@ -1,5 +1,5 @@
-"""Non-finite tensors found by steps, and the reaction to them: at once where the host knows, else when the next step
-begins.
+"""Non-finite tensors found by steps, and the reaction to them: at once where the host knows, else when the step after the
+next one begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Findings:
     """Findings of one worker. A debt that was added to a tensor is paid once the tensor's mean has turned out to be finite.
 
     Attributes:
-        seen: tensors and steps in which some rank saw an inf or NaN; on an accelerator without those of the last step.
+        seen: tensors and steps in which some rank saw an inf or NaN; on an accelerator without those of the last two steps.
         pending: what an accelerator has found, and the host has not read yet.
     """
 
@@ -47,6 +47,8 @@ class Findings:
                 fill_unless_(finite, out.mean, 0.0)
             if isinstance(finite, Tensor):
                 self.pending.flags.append((step, name, finite))
+                if name in owed:
+                    self.pending.owing.add(name)
             elif finite:
                 owed.pay(name)
             else:
@@ -54,28 +56,35 @@ class Findings:
         self._count(step, bad)
 
     def read(self, owed: Debts) -> None:
-        """Acts on what an accelerator found in the steps before this one.
+        """Acts on what an accelerator found in the steps before the last one, so that all ranks hear of it in the same step;
+        debts are paid at once, for which the host waits.
 
         Raises:
             NonFiniteError: as :meth:`act`. PayloadError: the network brought something illegal.
         """
-        if not self.pending.ready:
-            return
+        if owed.left:
+            self._pay(owed)
+        if self.pending.ready:
+            self._hear(self.pending.read())
+
+    def _pay(self, owed: Debts) -> None:
+        for name in self.pending.take_paid():
+            owed.pay(name)
+
+    def _hear(self, flags: list[tuple[int, str, bool]]) -> None:
         bad: dict[int, list[str]] = {}
-        for step, name, finite in self.pending.read():
-            if finite:
-                if owed.left:
-                    owed.pay(name)
-            else:
+        for step, name, finite in flags:
+            if not finite:
                 bad.setdefault(step, []).append(name)
         for step, names in bad.items():
             self._count(step, names)
 
     def wait(self, owed: Debts) -> None:
         """As :meth:`read`, and waits for what an accelerator has found so far."""
-        self.read(owed)
         self.pending.send()
-        self.read(owed)
+        if owed.left:
+            self._pay(owed)
+        self._hear(self.pending.read(leave=0))
 
     def forget(self) -> None:
         """Discards the findings so far."""

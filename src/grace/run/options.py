@@ -23,7 +23,7 @@ class Options:
     Args:
         seed: of all random streams.
         nonfinite: what happens to a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so that loss
-            scaling sees it) or 0 ("skip"), or NonFiniteError is raised ("error"). An accelerator raises it one step later,
+            scaling sees it) or 0 ("skip"), or NonFiniteError is raised ("error"). An accelerator raises it two steps later,
             since the host does not wait for the answer.
         steps_per_epoch: steps in an epoch, for schedules that count epochs; None: unknown.
         check: compare all collectives between ranks before they start; slow, for debugging.

@@ -200,7 +200,7 @@ class Session(Switching, Keeping):
         Raises:
             InputError: an unknown name, another shape or dtype, or a part of a group.
             NonFiniteError: with ``nonfinite="error"``, on all ranks. The next exchange may go on. On an accelerator it comes
-                with the next step.
+                two steps later.
             GraceError: another thread is in a step, or the session is closed.
             TransportError, RoundMismatch, PayloadError, or what a method raises: memories are as they were before this call,
                 and the session has ended: the other ranks hear of it.
@@ -402,11 +402,14 @@ class Session(Switching, Keeping):
             self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
 
-    def replayed(self, applied: bool = True) -> None:
-        """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`."""
+    def replayed(self, applied: bool = True, *, counts: bool = True) -> None:
+        """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`.
+        ``counts``: whether this counts the step of training, too.
+        """
         with self.turn():
             self.worker.replayed(applied)
-            self.count_step()
+            if counts:
+                self.count_step()
             self.stats.dropped += not applied
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:

@@ -25,7 +25,7 @@ class Stats:
         are the host's, which does not wait for the GPU.
     cpu_seconds: processor time of the exchanging thread outside of collectives: codec and copies.
     collectives: how many of each kind there were, and the bytes of their buffers.
-    nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator without the last step.
+    nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator without the last two steps.
     beside: of what else is exchanged for the same model, along other axes; only :attr:`ratio` counts it.
     dropped: steps whose means, or some of them, nobody has applied: what they changed of the memories was undone. It is known
         when the next step begins.

@@ -61,7 +61,7 @@ class Steps:
         Raises:
             InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
             NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is skipped; the next may go on. On
-                an accelerator it comes with the next step.
+                an accelerator it comes two steps later.
             What :meth:`grace.run.session.Session.exchange` raises.
         """
         with self.session.turn():

@@ -21,7 +21,7 @@ from grace.flags.finite import all_on_host, on_host
 from grace.memories.turns import part
 from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
-from grace.run.captures import Captures, check_capture
+from grace.run.captures import Captures, check_capture, check_rules
 from grace.run.debts import Debts
 from grace.run.distortion import measure_distortion
 from grace.run.findings import Findings
@@ -131,7 +131,9 @@ class Worker:
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, str]]:
         """Each tensor, with what is owed to it, its method, that one's state, and its name."""
         captured = capturing()
-        if not captured:
+        if captured:
+            check_rules(self.policy, self.step)
+        else:
             self._read_pending()
         if self.holds and self._before is None:
             if self._choices:
@@ -176,7 +178,7 @@ class Worker:
         results = dict(zip(tensors, outs, strict=True))
         if capturing():
             keep = self._captures.keep_old_state
-            results = {name: keep(self._states[name][1], out, self.undoes) for name, out in results.items()}
+            results = {name: keep(name, self._states[name][1], out, self.undoes) for name, out in results.items()}
             self.workspace.forget()  # the old state stays in use
         for name, out in results.items():
             self._states[name] = (self._states[name][0], out.state)
@@ -266,7 +268,7 @@ class Worker:
 
     @property
     def nonfinite_seen(self) -> int:
-        """Tensors and steps in which some rank saw an inf or NaN; on an accelerator without those of the last step."""
+        """Tensors and steps in which some rank saw an inf or NaN; on an accelerator without those of the last two steps."""
         return self._findings.seen
 
     def _read_pending(self) -> None:
@@ -298,8 +300,8 @@ class Worker:
             applied: False: nobody applies its means, so that states are what they were before.
 
         Raises:
-            GraceError: no step was captured, or a worker that keeps nothing to be undone. What :meth:`exchange` raises about
-                the step before.
+            GraceError: no step was captured, the states have moved since, or a worker that keeps nothing to be undone. What
+                :meth:`exchange` raises about steps before.
         """
         if not applied and not self.undoes:
             raise GraceError(
@@ -307,7 +309,8 @@ class Worker:
                 "grace.attach(...) or DistributedOptimizer"
             )
         self._read_pending()
-        self._captures.replay(self._findings.pending, self.step)
+        states = {name: state for name, (_, state) in self._states.items()}
+        self._captures.replay(self._findings.pending, self.step, states)
         if not applied:
             self._captures.undo()
         self.on_replay(applied)

@@ -18,10 +18,11 @@ from grace.contract.needs import Needs
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together, mean_in_place
 from grace.errors import CompositionError
+from grace.flags.capturing import has_begun
 from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import finite_many
+from grace.kernels.multi_tensor import finite_many
+from grace.kernels.tensor_list import TensorList, poison_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,14 @@ class Delayed(Method[Any]):
     def distortion_of(self, x: Tensor, state: Any) -> tuple[Method[Any], Tensor, Any]:
         return self.method.distortion_of(x, state)
 
+    def _begun(self, step: int) -> bool:
+        return has_begun(step, self.start, f"start={self.start}")
+
     def init(self, like: Tensor) -> Any:
         return self.method.init(like)
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return (yield from self.method.exchange(x, state, peer))
         mean = yield AllReduce(x, "mean", donate=True)
         finite = all_finite(mean)
@@ -88,7 +92,7 @@ class Delayed(Method[Any]):
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """As :meth:`exchange`, of tensors of any shapes: before the method begins, on an accelerator by two launches."""
-        if peers and peers[0].step >= self.start:
+        if peers and self._begun(peers[0].step):
             return (yield from self.method.exchange_all(xs, states, peers))
         many = self._find(xs, Peers.of(peers)) if peers else None
         workspace = peers[0].lent.workspace if peers else None
@@ -101,21 +105,21 @@ class Delayed(Method[Any]):
         poison_many(finite, many)
         return [Exchanged(x, None, state, flag) for x, state, flag in zip(xs, states, finite.unbind(0), strict=True)]
 
-    def _find(self, xs: Sequence[Tensor], peers: Peers) -> Many | None:
+    def _find(self, xs: Sequence[Tensor], peers: Peers) -> TensorList | None:
         """These tensors, of any shapes, if kernels for many can take them as they are."""
         workspace = peers.like.lent.workspace
         if workspace is None or peers.keep_rests or not can_go_together(xs, peers):
             return None
         sizes, device = tuple([x.numel() for x in xs]), xs[0].device
         key = (Delayed, device, sizes, peers.names)
-        many: Many = workspace.kept.get(key) or Many(sizes, (), (), device)
+        many: TensorList = workspace.kept.get(key) or TensorList(sizes, (), (), device)
         if not many.point(xs):
             return None
         workspace.kept[key] = many
         return many
 
     def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return (yield from self.method.scatter(rows, state, peer))
         check_rows(rows, peer)
         mean = yield ReduceScatter(rows, "mean")
@@ -129,12 +133,12 @@ class Delayed(Method[Any]):
         return self.method.facts(like)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return self.method.traffic(like, peer)
         return cost(AllReduce(like), peer.rank, peer.world)
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        if peer.step >= self.start:
+        if self._begun(peer.step):
             return self.method.scatter_traffic(like, peer)
         return cost(ReduceScatter(like), peer.rank, peer.world) + cost(SAID, peer.rank, peer.world)
 

@@ -130,6 +130,11 @@ class Schedule:
         value = min(max(value, min(first, last)), max(first, last))
         return round(value) if self.whole else value
 
+    def ended(self, step: int, steps_per_epoch: int | None = None) -> bool:
+        """True if the value has reached its last one at this step."""
+        time = step / (steps_per_epoch or 1) if self.unit == "epochs" else step
+        return time >= self.points[-1][0]
+
     def values(self) -> list[float]:
         """Values that represent all: those of the points, and between them every value if they are whole and few, else one."""
         values = [value for _, value in self.points]

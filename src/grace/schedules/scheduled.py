@@ -18,6 +18,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.needs import NOTHING, Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
+from grace.flags.capturing import CapturedStep, refuse_capture
 from grace.schedules.schedule import Schedule
 
 _SAMPLES = ((256, 256), (1000,))  # shapes at which states are compared at construction
@@ -68,7 +69,18 @@ class Scheduled(Method[Any]):
         return f"{self.template.name}:" + ",".join(f"{knob}={spell_value(value)}" for knob, value in self.knobs)
 
     def at(self, step: int, steps_per_epoch: int | None = None) -> Method[Any]:
-        """The method of one step."""
+        """The method of one step.
+
+        Raises:
+            ConfigurationError: the step is captured, and a knob goes on changing after it.
+        """
+        if isinstance(step, CapturedStep):
+            for knob, value in self.knobs:
+                if isinstance(value, Schedule) and not value.ended(step, steps_per_epoch):
+                    refuse_capture(
+                        f"{knob}={value} changes after step {int(step)}, and in replays it would not; capture a step after "
+                        "its end"
+                    )
         return self._with(lambda schedule: schedule.at(step, steps_per_epoch))
 
     def _with(self, choose: Callable[[Schedule], float]) -> Method[Any]:

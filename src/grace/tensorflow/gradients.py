@@ -24,6 +24,12 @@ from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
 
+class _Handover(Handover):
+    """The exchange of TensorFlow's gradients."""
+
+    toolkit = "TensorFlow"
+
+
 class Gradients(BaseHandle):
     """The exchange of the gradients of these variables, always all of them, in their order. All ranks make one alike, and
     make the same number of steps.
@@ -95,7 +101,7 @@ class Gradients(BaseHandle):
         except BaseException as error:
             network.close(error)
             raise
-        self._handover = Handover(
+        self._handover = _Handover(
             [name_of(v) for v in self.variables], self._shapes, [tf.as_dtype(v.dtype).name for v in self.variables],
             method, transport=network, options=options,
         )  # fmt: skip

@@ -346,7 +346,7 @@ def _make_group(group: Any, ranks: Sequence[int], which: str) -> Any:
     if backend == "nccl":
         warn_one_queue()
     options = {"pg_options": _prefer(timeout)} if backend == "nccl" else {}
-    with contextlib.nullcontext() if everyone else _named(f"grace_{'-'.join(map(str, ranks))}_{which}"):
+    with contextlib.nullcontext() if everyone else _apart(f"grace_{'-'.join(map(str, ranks))}_{which}"):
         return dist.new_group(
             list(ranks),
             timeout=timeout,
@@ -371,17 +371,25 @@ def _prefer(timeout: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Groups made in the meantime have this name, which is where in the store their addresses are.
+def _apart(name: str) -> Iterator[None]:
+    """Groups of some ranks made in the meantime need no other rank: they have this name, which is where in the store their
+    addresses are, and a communicator of their own.
 
     Torch names a group of some ranks after them and after how many groups this process has at the moment. Processes need not
     agree on that, and wait for each other then at different places; or the name comes again after a group has gone, whose
-    addresses are found there.
+    addresses are found there. And where the default group is bound to a device, torch would split NCCL's communicator, which
+    all its ranks must enter: those of the group would wait for the others without end.
     """
     module: Any = dist.distributed_c10d
-    torchs = module._process_group_name
-    module._process_group_name = lambda *_args, **_kwargs: name
+    changed = {
+        "_process_group_name": lambda *_args, **_kwargs: name,
+        "_get_split_source": lambda *_args, **_kwargs: None,
+    }
+    torchs = {key: getattr(module, key) for key in changed if hasattr(module, key)}
+    for key in torchs:
+        setattr(module, key, changed[key])
     try:
         yield
     finally:
-        module._process_group_name = torchs
+        for key, value in torchs.items():
+            setattr(module, key, value)

@@ -10,13 +10,12 @@ import msgspec
 import torch
 
 import grace
+from grace.auto.classes import factor_of, over_scatter_reduce
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
-from grace.errors import CompositionError
 from grace.predict.break_even import break_even
 from grace.predict.costs import Cost, Step
 from grace.predict.links import MOST, Link
-from grace.registry import parse, recipe
 from grace_bench.runs.algorithms import find_algorithm
 from grace_bench.survey.evidence import Evidence, evidence_for
 
@@ -46,6 +45,7 @@ class AdviceRow(msgspec.Struct, frozen=True):
         quality: what the survey's runs say of exactly this method; null: nobody has measured it. complete: false where an
             exchange took so long that it was not measured whole; the rest is taken to cost as much for each number.
         reason: one sentence.
+        steps: times bf16's steps that it takes to bf16's quality at most, by the survey's runs; null: not known.
     """
 
     rank: int
@@ -62,6 +62,7 @@ class AdviceRow(msgspec.Struct, frozen=True):
     quality: Evidence | None
     complete: bool
     reason: str
+    steps: float | None = None
 
     @property
     def keeps(self) -> bool:
@@ -158,15 +159,15 @@ def _row(
     speed = None
     if name not in BASELINES:
         speed = break_even(lambda other: cost.seconds(step, step.over(other), world), there, link.latency)
-    needs, quality = Needs(), None
+    needs, quality, steps = Needs(), None, None
     if find_algorithm(name) is None:
-        needs, quality = grace.method(name).needs, evidence_for(name)
+        needs, quality, steps = grace.method(name).needs, evidence_for(name), factor_of(name)
     codec = cost.codec_seconds(step, world)
     dense_sent = min(costs[baseline].at(world).sent for baseline in BASELINES)
     row = AdviceRow(
         place, name, pays, 1000 * seconds, dense[0] / seconds, dense[1] / seconds, replay.sent, 1000 * codec,
         sum(replay.codec), None if speed is None else min(speed, MOST), OptimizerNeeds(str(needs), needs.why), quality,
-        replay.whole, "",
+        replay.whole, "", steps,
     )  # fmt: skip
     return msgspec.structs.replace(row, reason=_reason(row, dense_sent, step))
 
@@ -250,15 +251,6 @@ def compose(spec: str, world: int) -> str:
         traffic = grace.method(spec).traffic(_LIKE, Peer(0, world))
         return None if traffic is None else traffic.sent
 
-    name, knobs = parse(spec)
+    other = None if spec in BASELINES else over_scatter_reduce(spec)
     dense, plain = sent("bf16"), sent(spec)
-    if name in BASELINES or "communicator" in knobs or recipe(name).communicator != "allgather":
-        return spec
-    if plain is None or dense is None or plain < dense:
-        return spec
-    other = f"{spec}{',' if knobs else ':'}communicator=scatterreduce"
-    try:
-        grace.method(other)
-    except CompositionError:
-        return spec
-    return other
+    return spec if other is None or plain is None or dense is None or plain < dense else other

@@ -39,14 +39,26 @@ def view(advice: Advice) -> RenderableType:
     note = (
         "Predicted, not measured: codecs were timed here, on a processor, in ms; the network is the link model's. Shown: "
         "what pays, and the baselines; --json has all. Pays below: the link speed below which it beats the better of fp32 and "
-        "bf16. Learns: what the survey's runs say, with the task where it did worst beside fp32; runs: seeds there, of all."
+        "bf16. Learns: what the survey's runs say, with the task where it did worst beside fp32; runs: seeds there, of all. "
+        "Steps: times bf16's to its quality, at most."
     )
     return Group(Text(head, style="bold"), *(_table(table) for table in advice.tables), Text(note, style="dim"))
 
 
 def _table(table: AdviceTable) -> RenderableType:
     title = f"\n{table.workers} workers, {table.link}"
-    headings = ("method", "step ms", "x bf16", "sent", "codec", "pays below", "learns", "at worst (fp32)", "runs")
+    headings = (
+        "method",
+        "step ms",
+        "x bf16",
+        "sent",
+        "codec",
+        "pays below",
+        "learns",
+        "at worst (fp32)",
+        "runs",
+        "steps",
+    )
     lines = plain_table(title, headings, left=1)
     lines.columns[0].overflow = "fold"
     shown = [row for row in table.rows if row.pays or row.method in BASELINES]
@@ -70,8 +82,9 @@ def _why_not(rows: Sequence[AdviceRow]) -> str:
 def _cells(row: AdviceRow) -> list[str]:
     start = [row.method, number(row.step_ms), f"{row.over_bf16:.2f}", amount(row.sent_bytes), number(row.codec_ms)]
     if row.method in BASELINES:
-        return [*start, "", "", "", ""]
-    return [*start, speed_text(row.break_even_bits_per_second), *_quality(row.quality)]
+        return [*start, "", "", "", "", ""]
+    steps = "?" if row.steps is None else f"{row.steps:.3g}"
+    return [*start, speed_text(row.break_even_bits_per_second), *_quality(row.quality), steps]
 
 
 def _quality(evidence: Evidence | None) -> tuple[str, str, str]:

@@ -198,11 +198,21 @@ def join(parts: Sequence[Path], out: Path) -> int:
     Raises:
         DocumentError: two of them say different things of one run, or do not fit together; nothing is written.
     """
+    rows = gather_rows(parts)
+    write_archive(out, rows)
+    return len(rows)
+
+
+def gather_rows(parts: Sequence[Path]) -> list[SurveyRow]:
+    """The rows of several archives, or of folders of runs, each run once.
+
+    Raises:
+        DocumentError: one is cut or of another version, two say different things of one run, or they do not fit together.
+    """
     rows = merge(*(read_runs(part) if part.is_dir() else read_archive(part) for part in parts))
     for row in rows:
         check_row(row)
-    write_archive(out, rows)
-    return len(rows)
+    return rows
 
 
 def _name(row: SurveyRow) -> str:

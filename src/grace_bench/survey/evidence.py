@@ -10,7 +10,8 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Literal, TypeAlias
 
@@ -18,12 +19,14 @@ import msgspec
 import numpy as np
 
 import grace
-from grace.auto.classes import LIMITS
+from grace.auto.classes import SAFE
 from grace.errors import GraceError
+from grace_bench.survey.row import TRIAL, SurveyRow
 
 SEEDS = 3  # fewer give no interval
 TASKS = 2  # fewer say nothing about methods in general
-LOSS = LIMITS["safe"]  # of uncompressed training's quality: what is less does not count as learning less
+LOSS = SAFE  # of uncompressed training's quality: what is less does not count as learning less
+LONG = 5000  # steps: where there are so long runs on two tasks or more, shorter ones do not count
 FILE = "evidence.json"
 Verdict: TypeAlias = Literal["keeps", "less", "unsure"]
 Task: TypeAlias = tuple[str, str, int]  # protocol, task, steps
@@ -67,9 +70,11 @@ class Evidence(msgspec.Struct, frozen=True):
     Attributes:
         verdict: "less": on some task it ended worse than uncompressed training, by more than 2 % in the median of three seeds
             or more each, and the intervals do not touch; "keeps": on two tasks or more with so many seeds, and never that;
-            "unsure": anything else. Of several lengths of training of a task, the longest with so many seeds counts.
+            "unsure": anything else. Of several lengths of training of a task, the longest with so many seeds counts; and where
+            there are runs of 5,000 steps or more on two tasks, with so many seeds, shorter ones do not.
         task, protocol, steps, metric: where it did worst beside uncompressed training, of the tasks with most seeds.
-        value, fp32: the medians there, its own and uncompressed training's; null: it diverged. seeds: of it there.
+        value, fp32: the medians there, its own and uncompressed training's, or bf16's where that was not run as often; null:
+            it diverged. seeds: of it there.
         tasks, runs: on which it was run, and how many runs that were, there and elsewhere.
     """
 
@@ -104,11 +109,10 @@ def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS
     """The evidence of a table about one of its methods; None: none, or there is no uncompressed training to compare it
     with. ``limit``: which share of uncompressed training's quality may be lost before a method counts as learning less.
     """
-    plain = grace.spell(grace.method("none"))
-    pairs = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
+    pairs = pairs_of(name, table)
     if not pairs:
         return None
-    judged = _longest([task for task, pair in pairs.items() if all(quality.low is not None for quality in pair)])
+    judged = judged_of(pairs)
     less = [task for task in judged if pairs[task][1].beats(pairs[task][0]) and loss_of(*pairs[task]) > limit]
     verdict: Verdict = "less" if less else "keeps" if len(judged) >= TASKS else "unsure"
     worst = max(less or judged or pairs, key=lambda task: loss_of(*pairs[task]))
@@ -118,6 +122,36 @@ def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS
         verdict, task, protocol, steps, metrics[worst], quality.median if math.isfinite(quality.median) else None, fp32.median,
         quality.seeds, len({task[1] for task in pairs}), sum(quality.seeds for quality, _ in pairs.values()),
     )  # fmt: skip
+
+
+def pairs_of(name: str, table: Table) -> dict[Task, tuple[Quality, Quality]]:
+    """Qualities of a method and of uncompressed training, by task; of bf16 where that alone has an interval."""
+    pairs = {}
+    for task, of in table.items():
+        plain = [of[other] for other in ("none", "bf16") if other in of and not other == name == "bf16"]
+        if name in of and plain:
+            pairs[task] = of[name], next((quality for quality in plain if quality.low is not None), plain[0])
+    return pairs
+
+
+def judged_of(pairs: Mapping[Task, tuple[Quality, Quality]]) -> list[Task]:
+    """The tasks that count: those where both have an interval, of several lengths the longest; of these the long ones only,
+    where they are enough.
+    """
+    judged = _longest([task for task, pair in pairs.items() if all(quality.low is not None for quality in pair)])
+    long = [task for task in judged if task[2] >= LONG]
+    return long if len(long) >= TASKS else judged
+
+
+def limit_of(name: str, table: Table) -> float | None:
+    """The least share of uncompressed training's quality such that a method is not judged to learn less; None: it diverged, or
+    was run on too few tasks.
+    """
+    pairs = pairs_of(name, table)
+    judged = judged_of(pairs)
+    less = [loss_of(*pairs[task]) for task in judged if pairs[task][1].beats(pairs[task][0])]
+    limit = max([0.0, *less])
+    return limit if len(judged) >= TASKS and math.isfinite(limit) else None
 
 
 def evidence_for(method: str) -> Evidence | None:
@@ -136,6 +170,15 @@ def read_evidence() -> tuple[Table, dict[Task, str]]:
     return {place.key: place.methods for place in places}, {place.key: place.metric for place in places}
 
 
+def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]]]:
+    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
+    tasks: dict[Task, dict[str, list[SurveyRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
+            tasks[row.protocol, row.task, row.steps][row.method].append(row)
+    return {task: dict(sorted(of.items())) for task, of in sorted(tasks.items())}
+
+
 def loss_of(quality: Quality, fp32: Quality) -> float:
     """Loss of quality in the median, as a share of uncompressed training's; infinite where it diverged."""
     if not math.isfinite(quality.median):
@@ -150,14 +193,21 @@ def _longest(tasks: Iterable[Task]) -> list[Task]:
 
 def quality_of(values: Sequence[float | None], *, higher: bool, sent: Sequence[float] = ()) -> Quality:
     """The median of several seeds, and its interval. None: the worst there is. ``sent``: shares of fp32's bytes."""
-    from scipy.stats import bootstrap  # slow to import, and only who reads an archive needs it
-
     worst = -np.inf if higher else np.inf
     given = [worst if value is None else value for value in values]
     median, low, high = statistics.median(given), None, None
     if len(given) >= SEEDS:
         low, high = min(given), max(given)
         if np.isfinite(given).all() and low < high:
-            drawn = bootstrap((given,), np.median, method="percentile", rng=np.random.default_rng(0))
-            low, high = map(float, drawn.confidence_interval)
+            low, high = _interval(tuple(given))
     return Quality(len(given), median, low, high, statistics.median(sent) if sent else float("nan"), higher)
+
+
+@functools.cache
+def _interval(values: tuple[float, ...]) -> tuple[float, float]:
+    """A 95 % bootstrap interval of the median."""
+    from scipy.stats import bootstrap  # slow to import, and only who reads an archive needs it
+
+    drawn = bootstrap((values,), np.median, method="percentile", rng=np.random.default_rng(0))
+    low, high = map(float, drawn.confidence_interval)
+    return low, high

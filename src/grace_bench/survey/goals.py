@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from grace_bench.survey.evidence import LOSS, quality_of
 from grace_bench.survey.row import SurveyRow
 
-_GOAL = "bf16"
+GOAL = "bf16"
 
 
 def steps_to(row: SurveyRow, goal: float) -> float:
@@ -22,9 +22,9 @@ def steps_to(row: SurveyRow, goal: float) -> float:
 
 def goal_of(of: Mapping[str, Sequence[SurveyRow]]) -> float | None:
     """bf16's median, less what does not count as learning less; None: no bf16."""
-    if _GOAL not in of:
+    if GOAL not in of:
         return None
-    plain = quality_of([row.final for row in of[_GOAL]], higher=of[_GOAL][0].better == "higher")
+    plain = quality_of([row.final for row in of[GOAL]], higher=of[GOAL][0].better == "higher")
     if not math.isfinite(plain.median):
         return None
     return plain.median - (1 if plain.higher else -1) * LOSS * abs(plain.median)

@@ -10,7 +10,7 @@ from grace.registry import method, spell
 
 
 def test_a_bucket_is_a_row_for_each_method_beside_a_copy():
-    rows = measure(["none", "topk"], 4, torch.device("cpu"), [(300, 4), (7,)])
+    rows = list(measure(["none", "topk"], 4, torch.device("cpu"), [(300, 4), (7,)]))
     assert [row["operation"] for row in rows] == [
         "a copy of a bucket of 2 tensors, 1,207 numbers",
         "none, bucket of 2 tensors, 1,207 numbers, 4 workers",
@@ -26,7 +26,7 @@ def test_the_methods_are_known():
 def test_the_program_measures_the_methods_that_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(program.buckets.measure, "__defaults__", ([(5,)],))
+    monkeypatch.setattr(program.buckets, "SHAPES", [(5,)])
     monkeypatch.setattr(sys, "argv", ["overhead", "--device", "cpu", "--methods", "none", "--samples", "4", "--json"])
     program.main()
     assert [row["unit"] for row in json.loads(capsys.readouterr().out)] == ["us", "us"]

@@ -19,7 +19,7 @@ def test_a_step_is_a_row_for_each_method_beside_plain_training() -> None:
 
 
 def test_the_program_measures_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(program.steps.measure, "__defaults__", (1, 64))
+    monkeypatch.setattr(program.steps.measure, "__defaults__", (1, 64, None))
     given = ["--device", "cpu", "--steps", "--methods", "none", "--samples", "4", "--json"]
     monkeypatch.setattr(sys, "argv", ["overhead", *given])
     program.main()

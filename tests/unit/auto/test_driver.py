@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from grace.auto import classes
 from grace.auto import driver as driver_module
 from grace.auto.calibrate import Told
+from grace.auto.classes import Frontier, Known, StepsMultiple
 from grace.auto.explain import Explanation
 from grace.auto.settings import Auto
 from grace.errors import AgreementError, ConfigurationError, GraceWarning, InputError, StateError
+from grace.registry import method, spell
 from grace.run.options import Options
 from grace.run.session import Session
 from grace.transports.alone import Alone
@@ -383,3 +386,74 @@ def test_a_state_in_the_middle_of_a_trial_is_that_of_the_incumbent(link: dict[st
         return handle
 
     both(job)
+
+
+# ---- goals ----------------------------------------------------------------------------------------------------------
+TOPK = Known(None, 0.2, "a", 2, 6, StepsMultiple(1.2, 1.1, 1.3, "gpt_small"))
+QUANTISED = Known(0.0, 0.0, "a", 2, 6, StepsMultiple(1.0, 0.9, 1.05, "ncf_small"))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A survey in which top-k takes 1.3 times the steps at most, and 4 bits 1.05 times."""
+    methods = {spell(method("topk")): TOPK, spell(method("qsgd:bits=4")): QUANTISED}
+    monkeypatch.setattr(classes, "frontier", lambda: Frontier(methods, (4,), ("torch",)))
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("goal", "chosen"), [("steps", "topk"), ("time", "qsgd:bits=4")])
+def test_the_goal_decides_whether_steps_or_time_to_quality_counts(
+    link: dict[str, float], goal: str, chosen: str, tmp_path: Path
+) -> None:
+    """By the step: top-k 104 ms, 4 bits 116, bf16 150. To bf16's quality: 135, 122, 150."""
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, f"{AUTO},goal={goal}")
+        handle.train(200, real(link))
+        return handle
+
+    first, second = both(job)
+    assert first.used == second.used
+    assert first.method_of("second") == chosen
+    explained = first.explain()
+    text = str(explained)
+    assert explained.goal == goal
+    assert f"{chosen} may be used: " in text
+    assert "Measured with 4 workers and gradients of torch; taken to hold for 2 workers." in text
+    if goal == "time":
+        assert "to bf16's quality: 1 times bf16's steps (0.9 to 1.05) on ncf_small" in text
+        assert "; times 1.05, the steps to bf16's quality: " in text
+        assert "with at most 1.05 times the steps: " in text
+        assert any("times 1.05 as many steps" in words for _, words in explained.history)
+    else:
+        assert "to bf16's quality: 1.2 times bf16's steps (1.1 to 1.3) on gpt_small" in text
+        assert ", the steps to bf16's quality: " not in text
+    explained.save(tmp_path / "auto.json")
+    assert Explanation.load(tmp_path / "auto.json") == explained
+    older = {key: value for key, value in explained.as_dict().items() if key not in ("goal", "steps", "extrapolated")}
+    assert Explanation.read(older).candidates == explained.candidates
+
+
+@pytest.mark.usefixtures("measured")
+def test_under_the_goal_time_bf16_stays_where_it_is_there_first(link: dict[str, float]) -> None:
+    link["bf16"] = 9.0
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, f"{AUTO},goal=time")
+        handle.train(200, real(link))
+        return handle
+
+    first, _ = both(job)
+    assert first.method_of("second") == "bf16", "118 ms, and 122 of 4 bits; steps alone would say 116"
+
+
+def test_what_nobody_knows_the_steps_of_is_left_out_of_the_goal_time(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, "auto:goal=time,methods=(topk:ratio=0.123)")
+        handle.train(20, real(link))
+        return handle
+
+    first, _ = both(job)
+    assert "topk:ratio=0.123 left out: nobody measured how many steps it takes to bf16's quality" in str(
+        first.explain()
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grace.auto.planner import Part, Plan, Problem
-from grace.auto.proposals import propose, propose_again
+from grace.auto.planner import Part, Plan, Problem, propose, propose_again
 from tests.unit.auto.test_planner import constant
 
 

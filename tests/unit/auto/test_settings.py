@@ -14,7 +14,10 @@ from grace_bench.runs.config import RunConfig
     ("text", "made"),
     [
         ("auto", Auto()),
-        ("auto:quality=fast", Auto(quality="fast")),
+        ("auto:quality=exact", Auto(quality="exact")),
+        ("auto:quality=0.05", Auto(quality=0.05)),
+        ("auto:goal=time", Auto(goal="time")),
+        ("auto:goal=steps", Auto()),
         ("auto:error=0.1", Auto(error=0.1)),
         ("auto:error=none", Auto()),
         (
@@ -40,12 +43,22 @@ def test_other_methods_are_not_meant() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("auto:quality=best", "quality='best' is out of range; legal: 'exact', 'safe', 'fast'"),
-        ("auto:quality=fast,error=0.1", "error= takes the place of quality="),
+        (
+            "auto:quality=best",
+            "quality='best' is out of range; legal: 'exact', 'safe', or the share of .*, 0 < quality <= 1",
+        ),
+        ("auto:quality=fast", r"is a number now: write quality=0.25 for methods .* or goal=time"),
+        ("auto:quality=0", "quality=0.0 is out of range"),
+        ("auto:quality=5", "quality=5.0 is out of range"),
+        ("auto:quality=nan", "quality='nan' is out of range"),
+        ("auto:goal=epochs", "goal='epochs' is out of range; legal: 'steps', 'time'"),
+        ("auto:goal=time,quality=0.05", "goal=time weighs .* and quality= bounds .*; give one"),
+        ("auto:goal=time,error=0.1", "and error= bounds"),
+        ("auto:quality=0.05,error=0.1", "error= takes the place of quality="),
         ("auto:error=-1", "error"),
         ("auto:share=0.9", "share"),
         ("auto:margin=x", "margin=x; legal: a number"),
-        ("auto:qualty=fast", "no knob 'qualty'; nearest: 'quality'"),
+        ("auto:qualty=safe", "no knob 'qualty'; nearest: 'quality'"),
         ("auto:share=0.1,share=0.2", "given twice"),
         ("auto:quality", "expected knob=value"),
         ("auto:methods=topk", r"legal: several in parentheses, methods=\(a;b\)"),
@@ -65,7 +78,7 @@ def test_lists_are_lists() -> None:
         Auto(keep=(("embed*",),))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", ["auto", "auto:quality=fast", Auto()])
+@pytest.mark.parametrize("given", ["auto", "auto:goal=time", Auto()])
 def test_where_a_method_is_wanted_it_is_refused_with_what_to_write(given: object) -> None:
     with pytest.raises(
         ConfigurationError,
@@ -75,7 +88,7 @@ def test_where_a_method_is_wanted_it_is_refused_with_what_to_write(given: object
 
 
 def test_the_bench_runs_it_on_torch_only() -> None:
-    assert RunConfig("digits", "auto:quality=fast").kind == "method"
+    assert RunConfig("digits", "auto:goal=time").kind == "method"
     with pytest.raises(ConfigurationError, match="legal: --toolkit torch and granularity 'parameter', not jax"):
         RunConfig("digits", "auto", toolkit="jax")
     with pytest.raises(ConfigurationError, match="not torch and 'model'"):

@@ -11,9 +11,11 @@ from grace.cli.app import app, run
 from grace.cli.output import warn_if_busy
 from grace.compute import backends, native
 from grace.errors import GraceError
+from grace.registry.algorithms import ALGORITHMS
 from grace_command import catalog
 from tests.distributed.forked import fork_workers
 from tests.distributed.processes import fork
+from tests.docs.pages import ROOT
 
 runner = CliRunner()
 
@@ -49,9 +51,40 @@ def test_explain_as_json():
     assert "Wire" in document["sections"]
 
 
+def test_list_names_every_algorithm():
+    out = call("list").stdout
+    for name, algorithm in ALGORITHMS.items():
+        assert re.search(rf"^{name} +{algorithm.kind} ", out, flags=re.MULTILINE), name
+        assert algorithm.use.partition("(")[0] in out
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("diloco", {"every": "500", "lr": "0.7", "method": "none"}),
+        ("local_sgd", {"every": "must be given"}),
+        ("SparseLoCo:every=32,lr=0.4", {"every": "32", "lr": "0.4", "method": "chunktopk"}),
+        ("onebitadam:freeze_step=7", {"freeze_step": "7", "eps": "1e-08", "method": "see the page"}),
+        ("dpsgd", {"graph": "ring", "gamma": "see the page"}),
+        ("choco:method=(topk:ratio=0.1),gamma=0.2", {"method": "TopK(ratio=0.1)", "gamma": "0.2"}),
+    ],
+)
+def test_explain_knows_algorithms_and_their_settings(text, shown):
+    name = text.partition(":")[0].lower()
+    document = json.loads(call("explain", text, "--json").stdout)
+    assert (document["name"], document["use"]) == (name, ALGORITHMS[name].use)
+    assert document["settings"].items() >= shown.items()
+    out = call("explain", text).stdout
+    for part in (document["summary"], document["use"], document["page"], *shown):
+        assert part in out
+    assert (ROOT / document["page"]).is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        (["explain", "diloco:evry=3"], 1, "unknown knob of diloco 'evry'; did you mean 'every'"),
+        (["verify", "diloco"], 2, "'diloco' is an outer loop, not a method"),
         (["explain", "topkk"], 1, "did you mean 'topk'?"),
         (["explain", "topk:ratio=7"], 1, "0 < ratio <= 1"),
         (["train", "--method", "topk", "--task", "digit"], 1, "did you mean 'digits' or 'digits_wide'?"),

@@ -83,11 +83,11 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch
     from grace.compute import backends, native
-    from grace.kernels import all_finite, quantize
+    from grace.kernels import Levels, all_finite, quantize
     from grace.random import Stream
     native._loaded = "nothing was built"
     assert all_finite(torch.zeros(5)) and all_finite(torch.zeros(5))
-    quantize(torch.ones(2, 9), 7, 4, "linf", 1.0, Stream(1, "m", "t", 0, 0))
+    quantize(torch.ones(2, 9), Levels(7, 4), Stream(1, "m", "t", 0, 0))
 said = [str(one.message) for one in caught if "Grace" in str(one.message)]
 assert [text.partition(". Read on")[0] for text in said] == ["Grace uses its slower torch kernels: nothing was built"]
 assert [one.filename for one in caught if "Grace" in str(one.message)] == ["<string>"], "the line that is not Grace's"

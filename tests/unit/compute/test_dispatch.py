@@ -103,7 +103,7 @@ def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pyt
     """A kernel is one file in its folder; here another stands in for it."""
     from grace.kernels import hash_coefficients, polynomial_hash
 
-    name, file = "grace.kernels.hashing.triton", tmp_path / "triton.py"
+    name, file = "grace.kernels.count_sketch.triton", tmp_path / "triton.py"
     file.write_text("def polynomial_hash(a, keys): return 'fast' if len(a) > 1 else NotImplemented\n")
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None

@@ -19,19 +19,19 @@ from grace.compute.host import host_int64, to_device
 from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.codebook import Codebook
+from grace.kernels.dynamic_8bit import Codebook
 
 META = torch.device("meta")
 BOOK = Codebook.of(torch.arange(128) / 127)
 # What is kept for the process, on a device: the arguments before it.
 KEPT: dict[str, tuple[Any, ...]] = {
-    "codebook.book._copy": (BOOK,),
-    "codebook.triton._middle_on": (BOOK,),
+    "dynamic_8bit.book._copy": (BOOK,),
+    "dynamic_8bit.triton._middle_on": (BOOK,),
     "rotation.reference._book": (4,),
     "rotation.triton._book": (4,),
-    "tables.reference._on": ((0, 1, 3), torch.int64),
-    "tables.triton._numbers": ((0, 1, 3), torch.int64),
-    "tables.triton._shares": ((0, 1, 3), 6),
+    "lookup_table.reference._on": ((0, 1, 3), torch.int64),
+    "lookup_table.triton._numbers": ((0, 1, 3), torch.int64),
+    "lookup_table.triton._shares": ((0, 1, 3), 6),
 }
 
 

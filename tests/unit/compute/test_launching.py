@@ -7,7 +7,7 @@ import torch
 
 from grace.compute.launching import launch
 from grace.errors import InputError
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 
 
 class Kernel:
@@ -49,7 +49,7 @@ def test_statistics_of_a_tensor_of_600_million_numbers_have_a_grid(monkeypatch):
     statistics.largest(x, None, x.shape[1])
     statistics.euclidean_norm(x, None, x.shape[1])
     assert len(kernel.grids) == 3
-    many = Many([x.shape[1]], [0], [], torch.device("cpu"))
+    many = TensorList([x.shape[1]], [0], [], torch.device("cpu"))
     assert many.point([x])
     statistics.largest_of_many(many, x.shape[1])
     statistics.euclidean_norm_of_many(many, x.shape[1])

@@ -36,10 +36,11 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def work() -> bytes:
     """Several kernels on several threads; the same bytes everywhere."""
     x = torch.arange(LARGE, dtype=torch.float32).sin_()[None]
-    wire, finite = kernels.quantize(x, 7, 256, "l2", 1.0, STREAM)
+    levels = kernels.Levels(7, 256, "l2")
+    wire, finite = kernels.quantize(x, levels, STREAM)
     assert finite
     out = torch.empty_like(x)
-    kernels.dequantize_sum([wire, wire], out, 7, 256, 0.5)
+    kernels.dequantize_sum([wire, wire], out, levels, 0.5)
     kernels.add_subset([kernels.take_subset(x, 50_000, STREAM)], out, 0.5, STREAM)
     return out.numpy().tobytes()
 
@@ -187,15 +188,16 @@ def test_workers_of_a_data_loader() -> None:
 
 # ---- bad arguments never reach native code --------------------------------------------------------------------------
 GOOD = torch.zeros(2, 12)
-WIRE = torch.zeros(2, kernels.quantized_bytes(12, 7, 4), dtype=torch.uint8)
+LEVELS = kernels.Levels(7, 4)
+WIRE = torch.zeros(2, LEVELS.payload(12), dtype=torch.uint8)
 
 
 def encode(rows: torch.Tensor = GOOD, memory: torch.Tensor | None = None, rest: torch.Tensor | None = None) -> None:
-    kernels.quantize(rows, 7, 4, "linf", 1.0, STREAM, memory, rest)
+    kernels.quantize(rows, LEVELS, STREAM, memory, rest)
 
 
 def decode(wire: torch.Tensor = WIRE, out: torch.Tensor = GOOD) -> None:
-    kernels.dequantize_sum([wire], out, 7, 4, 1.0)
+    kernels.dequantize_sum([wire], out, LEVELS, 1.0)
 
 
 @needs_native

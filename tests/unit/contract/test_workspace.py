@@ -10,7 +10,7 @@ import torch
 
 from grace.compute import resources
 from grace.contract.workspace import Workspace
-from grace.kernels.many import SIDES
+from grace.kernels.tensor_list import SIDES
 
 CPU = torch.device("cpu")
 

@@ -80,7 +80,7 @@ def test_the_first_learner_brings_the_parameters_and_all_get_them():
     assert table.kinds(Update) == [1, 2]
 
 
-def test_a_fragment_waits_for_its_quorum_and_then_for_a_part_of_the_slack():
+def waits_for_its_quorum() -> None:
     table = Table(quorum=2, margin=0.5)
     for link in (1, 2, 3):
         table.join(link)
@@ -96,6 +96,61 @@ def test_a_fragment_waits_for_its_quorum_and_then_for_a_part_of_the_slack():
     table.tick(0.2)
     assert table.merges == 1
     assert sorted(table.kinds(Pull)) == [1, 2, 3]  # who is not ready has made steps, too
+
+
+def test_a_fragment_waits_for_its_quorum_and_then_for_a_part_of_the_slack():
+    waits_for_its_quorum()
+
+
+_opens, _pull = Syncer._opens, Syncer._pull
+
+
+def of_one(self: Syncer, fragment: int, now: float) -> bool:
+    """The first learner that is ready is enough."""
+    self.settings = dataclasses.replace(self.settings, quorum=1)
+    return _opens(self, fragment, now)
+
+
+def at_once(self: Syncer, fragment: int, now: float) -> bool:
+    """Waits for nobody but the quorum."""
+    self.settings = dataclasses.replace(self.settings, margin=0.0)
+    return _opens(self, fragment, now)
+
+
+def all_the_slack(self: Syncer, fragment: int, now: float) -> bool:
+    self.settings = dataclasses.replace(self.settings, margin=0.999)
+    return _opens(self, fragment, now)
+
+
+def for_all(self: Syncer, fragment: int, now: float) -> bool:
+    """Waits for every learner, however long."""
+    return _opens(self, fragment, now) and all(m.shares[fragment].steps >= EVERY for m in self.present)
+
+
+def the_ready_ones(self: Syncer, fragment: int, now: float) -> Any:
+    """Asks those alone who have made all steps."""
+    late = [share for m in self.present if (share := m.shares[fragment]).steps < EVERY]
+    counts = [share.steps for share in late]
+    for share in late:
+        share.steps = 0
+    sent = _pull(self, fragment, now)
+    for share, steps in zip(late, counts, strict=True):
+        share.steps = steps
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "got"),
+    [
+        ("_opens", of_one, r"\(0, 2\.0\) == \(0, 2\.5\)"), ("_opens", at_once, r"\(1, None\)"),
+        ("_opens", all_the_slack, r"\(0, 3\.997\)"), ("_opens", for_all, "assert 0 == 1"),
+        ("_pull", the_ready_ones, r"== \[1, 2, 3\]"),
+    ],
+)  # fmt: skip
+def test_another_quorum_or_window_is_caught(name: str, mutant: Any, got: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Syncer, name, mutant)
+    with pytest.raises(AssertionError, match=got):
+        waits_for_its_quorum()
 
 
 def test_all_who_are_there_are_ready_and_nobody_is_waited_for():

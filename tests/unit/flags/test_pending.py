@@ -1,4 +1,4 @@
-"""On an accelerator the host learns at the next step what was not finite and what was refused."""
+"""On an accelerator the host learns at the step after the next what was not finite and what was refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from grace.collectives import AllGather
 from grace.compute import backends
 from grace.errors import NonFiniteError, PayloadError, StepMismatch
 from grace.flags.finite import cpu_as_accelerator
+from grace.flags.pending import _Letter
 from grace.registry.policy import Policy
 from grace.run.options import Options
 from grace.run.worker import Worker
@@ -45,19 +46,33 @@ def accelerator():
         yield
 
 
-def test_a_count_of_non_finite_steps_lags_one_step():
+def test_a_count_of_non_finite_steps_lags_two_steps():
     worker = lone()
     step(worker, X)
     assert step(worker, BAD).isnan().all()
+    assert step(worker, X).isfinite().all()
     assert worker.nonfinite_seen == 0
     assert step(worker, X).isfinite().all()
     assert worker.nonfinite_seen == 1
+    worker._wait_for_pending()
+    assert worker.nonfinite_seen == 1
 
 
-def test_an_error_comes_with_the_next_step_and_names_its_own():
+def test_a_step_begins_while_the_device_is_busy_with_the_last_one(monkeypatch):
+    """The host waits for no flag of the step before, in any bucket."""
+    worker = lone(nonfinite="error")
+    waits = []
+    monkeypatch.setattr(_Letter, "read", lambda letter: waits.append(letter) or [True] * letter._count)
+    for count in (0, 0, 1, 2):
+        step(worker, X)
+        assert len(waits) == count
+
+
+def test_an_error_comes_two_steps_later_and_names_its_own():
     worker = lone(nonfinite="error")
     step(worker, X)
     step(worker, BAD)
+    step(worker, X)
     with pytest.raises(NonFiniteError, match="step 1: an inf or NaN in the gradients of 'w'"):
         step(worker, X)
 
@@ -66,7 +81,7 @@ def test_a_skipped_step_is_zero_at_once():
     assert not step(lone(nonfinite="skip"), BAD).any()
 
 
-def test_what_is_refused_poisons_the_step_and_is_raised_with_the_next():
+def test_what_is_refused_poisons_the_step_and_is_raised_two_steps_later():
     worker = lone()
     step(worker, X)
     before = worker.state_dict()["states"]["w"][0]
@@ -77,11 +92,12 @@ def test_what_is_refused_poisons_the_step_and_is_raised_with_the_next():
 
     assert step(worker, X, spoil).isnan().all()
     assert torch.equal(worker._states["w"][1].memory, before)
+    step(worker, X)
     with pytest.raises(PayloadError, match="norms"):
         step(worker, X)
 
 
-def test_a_peer_of_another_step_is_named_with_the_next():
+def test_a_peer_of_another_step_is_named_two_steps_later():
     worker = lone()
 
     def spoil(answer: torch.Tensor) -> torch.Tensor:
@@ -89,6 +105,7 @@ def test_a_peer_of_another_step_is_named_with_the_next():
         return answer
 
     assert step(worker, X, spoil).isnan().all()
+    step(worker, X)
     with pytest.raises(StepMismatch, match="rank 0 sent its step 9, this rank is at step 0"):
         step(worker, X)
 
@@ -101,6 +118,7 @@ def test_an_illegal_index_is_harmless():
         return answer
 
     assert step(worker, X, spoil).isnan().all()
+    step(worker, X)
     with pytest.raises(PayloadError, match="indices"):
         step(worker, X)
 
@@ -115,10 +133,28 @@ def test_what_a_former_method_owes_is_not_lost_in_a_step_that_is_not_finite():
     torch.testing.assert_close(step(worker, X), X)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_debt_is_paid_by_the_exchange_that_it_was_added_to(bad: int):
+    """Not by a step before, whose flags are still under way when the debt arises."""
+    worker = lone("none:memory=none")
+    step(worker, BAD if bad == 0 else X)
+    worker.add_debts({"w": torch.ones(50)})
+    first = step(worker, BAD if bad == 1 else X)
+    second, third = step(worker, X), step(worker, X)
+    torch.testing.assert_close((second, third) if bad else (first, second), (X + 1, X))
+    torch.testing.assert_close(third, X)
+    worker._wait_for_pending()
+    assert worker.nonfinite_seen == bad, "where nothing is owed nobody looks"
+
+
 def test_flags_travel_in_memory_that_is_made_once():
+    """Memory for two steps."""
     worker = lone()
-    places = set()
-    for _ in range(4):
+    for _ in range(3):
         step(worker, X)
-        places.add(worker._findings.pending._letter._room.data_ptr())
-    assert len(places) == 1
+    places = []
+    for _ in range(6):
+        places.append(worker._findings.pending._sent[-1].letter._room.data_ptr())
+        step(worker, X)
+    assert len(set(places)) == 2
+    assert places[:2] * 3 == places

@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace.collectives import Exchange, Permute
+from grace.collectives import AllReduce, Exchange, Permute
 from grace.contract.conversation import Conversation
 from grace.contract.peer import Peer
-from grace.errors import StepMismatch
+from grace.errors import PayloadError, StepMismatch
 from grace.gossip import DPSGD, Choco, DeepSqueeze, Graph
-from grace.gossip.algorithms import Mixed
+from grace.gossip.algorithms import Compressed, Mixed
 from grace.gossip.graph import Round
 from grace.gossip.settings import read_compressor, read_gossip, with_graph
 from grace.methods import QSGD, TopK
@@ -187,10 +187,44 @@ def test_too_large_a_step_diverges() -> None:
     assert consensus(Choco(Graph.read("exponential", 8), TENTH, 0.4), 8)[0] > 1
 
 
+def levels_off(talk: Conversation[Any]) -> None:
+    """Workers come nearer, to where the compression error keeps them apart; and their average stays."""
+    early, late = (consensus(talk, 8, steps) for steps in (200, 400))
+    assert near(late[0], 0.02), "the distance"
+    assert late[0] > early[0] / 2, "it still falls"
+    assert late[0] < 0.05, "it is further apart than what is owed"
+    assert late[1] < 10 * DRIFT, "the average"
+
+
 def test_deepsqueeze_levels_off() -> None:
-    early, late = (consensus(DeepSqueeze(RING, TENTH, 0.2), 8, steps)[0] for steps in (200, 400))
-    assert 4e-5 < late < 1
-    assert late > early / 100
+    levels_off(DeepSqueeze(RING, TENTH, 0.2))
+
+
+@dataclass(frozen=True)
+class KeepsNoError(DeepSqueeze):
+    """Forgets what it has not sent."""
+
+    def exchange(self, x: Tensor, state: Tensor, peer: Peer) -> Exchange[Mixed]:
+        out = yield from DeepSqueeze.exchange(self, x, state, peer)
+        return out._replace(state=torch.zeros_like(x))
+
+
+@dataclass(frozen=True)
+class OwnNumbers(DeepSqueeze):
+    """Goes from its own numbers, not from what it has sent of them: ``x + gamma (sum of w v - x)``."""
+
+    def exchange(self, x: Tensor, state: Tensor, peer: Peer) -> Exchange[Mixed]:
+        out = yield from DeepSqueeze.exchange(self, x, state, peer)
+        sent = x + state - out.state
+        return out._replace(mean=out.mean + self.gamma * (sent - x))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "what"), [(Choco, "the distance"), (KeepsNoError, "it is further"), (OwnNumbers, "the average")]
+)
+def test_what_does_not_level_off_there_is_noticed(mutant: type[Compressed], what: str) -> None:
+    with pytest.raises(AssertionError, match=what):
+        levels_off(mutant(RING, TENTH, 0.2))
 
 
 @dataclass(frozen=True)
@@ -240,8 +274,10 @@ def test_workers_with_other_minima_come_to_that_of_all() -> None:
 
 
 # ---- inf and NaN, bytes ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("talk", [DPSGD(RING), Choco(RING, TENTH, 0.2), DeepSqueeze(RING, TENTH, 0.2)])
-def test_nobody_mixes_what_is_not_finite_on_one_worker(talk: Conversation[Any]) -> None:
+NONFINITE = [DPSGD(RING), Choco(RING, TENTH, 0.2), DeepSqueeze(RING, TENTH, 0.2)]
+
+
+def nobody_mixes(talk: Conversation[Any]) -> None:
     talks = Talks(talk, draw(8, 60)).run(3)
     before, states, good = talks.xs, talks.states, talks.xs[5].clone()
     bad = list(before)
@@ -256,6 +292,55 @@ def test_nobody_mixes_what_is_not_finite_on_one_worker(talk: Conversation[Any]) 
     average = sum(talks.xs) / 8
     assert talks.run().finite
     torch.testing.assert_close(sum(talks.xs) / 8, average, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("talk", NONFINITE)
+def test_nobody_mixes_what_is_not_finite_on_one_worker(talk: Conversation[Any]) -> None:
+    nobody_mixes(talk)
+
+
+def _asks_nobody(finite: Any, like: Tensor, peer: Peer, width: int = 1) -> Exchange[int]:
+    """Each worker knows of itself alone, and goes on."""
+    yield AllReduce(torch.zeros(1), "max")
+    return width
+
+
+def _hears_a_sum(finite: Any, like: Tensor, peer: Peer, width: int = 1) -> Exchange[int]:
+    """Goes on if some worker is finite."""
+    answer = yield AllReduce(torch.tensor([int(bool(finite)), width]), "max")
+    return int(answer[1]) if int(answer[0]) else 0
+
+
+@pytest.mark.parametrize("mutant", [_asks_nobody, _hears_a_sum])
+@pytest.mark.parametrize("talk", NONFINITE)
+def test_workers_that_mix_it_are_noticed(mutant: Any, talk: Conversation[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.gossip.algorithms._agree", mutant)
+    with pytest.raises((AssertionError, PayloadError), match="finite"):
+        nobody_mixes(talk)
+
+
+@dataclass(frozen=True)
+class KnowsBefore(Choco):
+    """Counts as sent what was not."""
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Mixed]:
+        out = yield from Choco.exchange(self, x, state, peer)
+        return out if out.finite else out._replace(state=out.state._replace(h=out.state.h + 1))
+
+
+@dataclass(frozen=True)
+class Pulls(Choco):
+    """Leaves its neighbours' state, and moves towards it, nevertheless."""
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Mixed]:
+        out = yield from Choco.exchange(self, x, state, peer)
+        return out if out.finite else out._replace(mean=x + (state.s - state.h) * self.gamma)
+
+
+@pytest.mark.parametrize(("mutant", "message"), [(KnowsBefore, "is "), (Pulls, "torch.equal|equal")])
+def test_workers_that_change_with_it_are_noticed(mutant: type[Choco], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        nobody_mixes(mutant(RING, TENTH, 0.2))
 
 
 def test_bytes_are_those_of_the_wires() -> None:

@@ -12,18 +12,18 @@ from torch import Tensor
 from grace.compute import backends
 from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels import Many
+from grace.kernels import TensorList
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import agree
 
 Sizes = tuple[int, ...]
 
 
-def bucket(sizes: Sizes, rank: int, density: float) -> Many:
+def bucket(sizes: Sizes, rank: int, density: float) -> TensorList:
     """Tensors that begin at odd places, most of whose numbers are small, and of the third tiny; the first is not finite on
     rank 1.
     """
-    made, many = torch.Generator().manual_seed(rank), Many(sizes, (), (), torch.device("cpu"))
+    made, many = torch.Generator().manual_seed(rank), TensorList(sizes, (), (), torch.device("cpu"))
     parts = list[list[Tensor]]()
     for t, n in enumerate(sizes):
         scale = 1e-38 if t == 2 else 1.0
@@ -47,9 +47,9 @@ class Coded:
     choose: Callable[..., Any]
     write: Callable[..., Any]
     add_up: Callable[..., Any]
-    bucket: Callable[[Sizes, int, float], Many] = bucket
+    bucket: Callable[[Sizes, int, float], TensorList] = bucket
 
-    def messages(self, sizes: Sizes, density: float, W: int) -> tuple[Any, Tensor, list[Many], list[Tensor]]:
+    def messages(self, sizes: Sizes, density: float, W: int) -> tuple[Any, Tensor, list[TensorList], list[Tensor]]:
         """Positions of the wires of W workers, these, the workers' tensors, and which are finite."""
         each = [self.bucket(sizes, rank, density) for rank in range(W)]
         choices = [self.choose(many.like, many, self.code) for many in each]
@@ -99,8 +99,8 @@ def compare_damaged(
     rows: Tensor,
     begin: int,
     steps: range,
-    bucket: Callable[[], Many],
-    add_up: Callable[[Tensor, Many], Tensor],
+    bucket: Callable[[], TensorList],
+    add_up: Callable[[Tensor, TensorList], Tensor],
     rank: int = 0,
 ) -> set[bool]:
     """Wires ``rows [W, s]`` are refused as by the specification, whichever bit is another of the first tensor's, which begins

@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
 def describe(function: Any, args: Iterable[Any], constants: dict[str, Any]) -> Launch:
     """A launch of a kernel as the interpreter has it."""
-    kernel = f"{function.fn.__module__.removeprefix('grace.').removesuffix('.triton')}.{function.fn.__name__}"
+    kernel = f"{function.fn.__module__.removeprefix('grace.').replace('.triton', '')}.{function.fn.__name__}"
     given = {**dict(zip(function.arg_names, args, strict=False)), **constants}
     kinds = function.fn.__annotations__
     return Launch(

@@ -18,28 +18,31 @@ from grace.compute import backends, native
 from grace.errors import InputError, PayloadError
 from grace.kernels import check
 from grace.kernels.affine import native as affine
-from grace.kernels.codebook import Codebook
-from grace.kernels.codebook import native as codebook
+from grace.kernels.dynamic_8bit import Codebook
+from grace.kernels.dynamic_8bit import native as dynamic_8bit
 from grace.kernels.finite import native as finite
-from grace.kernels.fixed import native as fixed
-from grace.kernels.floats import E4M3
-from grace.kernels.floats import native as floats
-from grace.kernels.index_lists import native as index_lists
-from grace.kernels.levels import native as levels
+from grace.kernels.fp8 import E4M3
+from grace.kernels.fp8 import native as fp8
+from grace.kernels.index_codes.fixed import native as fixed_codes
+from grace.kernels.linear_quantization import FixedPoint
+from grace.kernels.linear_quantization import native as linear_quantization
+from grace.kernels.log2_quantization import native as log2_quantization
+from grace.kernels.lookup_table import native as lookup_table
 from grace.kernels.low_rank import native as low_rank
 from grace.kernels.momentum import native as momentum
 from grace.kernels.packing import native as packing
-from grace.kernels.powers import native as powers
 from grace.kernels.quantiles import native as quantiles
+from grace.kernels.random_masks import native as random_masks
+from grace.kernels.rotation import CentroidCode
 from grace.kernels.rotation import native as rotation
 from grace.kernels.selection import native as selection
 from grace.kernels.signs import native as signs
-from grace.kernels.sparse import WirePart
+from grace.kernels.sparse import TopKPairs, WirePart
 from grace.kernels.sparse import native as sparse
 from grace.kernels.statistics import native as statistics
-from grace.kernels.subsets import native as subsets
+from grace.kernels.stochastic_levels import Levels
+from grace.kernels.stochastic_levels import native as stochastic_levels
 from grace.kernels.sums import native as sums
-from grace.kernels.tables import native as tables
 from grace.methods.u8bit import table
 from grace.random import Stream
 from tests.unit.kernels.native_checks import needs_native
@@ -62,36 +65,39 @@ def calls() -> Iterator[Call]:
     """Legal calls of all bindings, by their arguments' names. The first tensor says how long the others have to be."""
     lent: dict[str, Any] = {"memory": row(), "rest": row()}
     pairs: list[tuple[Callable[..., Any], dict[str, Any], Callable[..., Any], dict[str, Any]]] = [
-        (codebook.encode_codebook, {"book": BOOK, "block": B}, codebook.sum_codebook, {"book": BOOK, "block": B}),
+        (dynamic_8bit.encode_codebook, {"book": BOOK, "block": B}, dynamic_8bit.sum_codebook, {"book": BOOK, "block": B}),
         (
-            levels.quantize, {"s": 7, "block": B, "norm": "linf", "shrink": 1.0, "rng": RNG},
-            levels.dequantize_sum, {"s": 7, "block": B},
+            stochastic_levels.quantize, {"levels": Levels(7, B), "rng": RNG},
+            stochastic_levels.dequantize_sum, {"levels": Levels(7, B)},
         ),
         (signs.encode_signs, {"block": B, "phase": 0}, signs.sum_signs, {"block": B}),
         (signs.encode_two_means, {"tau": 0.0, "block": B}, signs.sum_two_means, {"block": B}),
         (signs.encode_votes, {"zero": "abstain", "phase": 0}, signs.sum_votes, {"zero": "abstain"}),
         (signs.encode_votes, {"zero": "parity", "phase": 0}, signs.take_majority, {"zero": "parity"}),
         (
-            fixed.encode_fixed, {"bits": 4, "block": B, "clip": 1.0, "shrink": 1.0, "rng": None},
-            fixed.sum_fixed, {"bits": 4, "block": B, "clip": 1.0},
+            linear_quantization.encode_fixed, {"code": FixedPoint(4, B, nearest=True), "rng": RNG},
+            linear_quantization.sum_fixed, {"code": FixedPoint(4, B)},
         ),
         (affine.encode_affine, {"bits": 4, "block": B, "rng": RNG}, affine.sum_affine, {"bits": 4, "block": B}),
         (
-            floats.encode_floats, {"kind": E4M3, "block": B, "rng": None},
-            floats.sum_floats, {"kind": E4M3, "block": B},
+            fp8.encode_floats, {"kind": E4M3, "block": B, "rng": None},
+            fp8.sum_floats, {"kind": E4M3, "block": B},
         ),
-        (powers.encode_powers, {"bits": 8, "block": B, "rng": RNG}, powers.sum_powers, {"bits": 8, "block": B}),
+        (
+            log2_quantization.encode_powers, {"bits": 8, "block": B, "rng": RNG},
+            log2_quantization.sum_powers, {"bits": 8, "block": B},
+        ),
         (
             quantiles.encode_quantiles, {"q": 8, "zero_edge": False, "seen": N, "rng": RNG},
             quantiles.sum_quantiles, {"q": 8},
         ),
         (
-            rotation.encode_rotated, {"bits": 2, "block": B, "unbiased": False, "rng": RNG},
-            rotation.sum_rotated, {"bits": 2, "block": B, "rng": RNG},
+            rotation.encode_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
+            rotation.sum_rotated, {"code": CentroidCode(2, B, unbiased=False), "rng": RNG},
         ),
         (
-            sparse.encode_topk, {"k": K, "code": "raw", "narrow": False},
-            sparse.sum_topk, {"k": K, "code": "raw", "narrow": False},
+            sparse.encode_topk, {"pairs": TopKPairs(K, "raw")},
+            sparse.sum_topk, {"pairs": TopKPairs(K, "raw")},
         ),
     ]  # fmt: skip
     for encode, knobs, decode, decoding in pairs:
@@ -104,17 +110,17 @@ def calls() -> Iterator[Call]:
     wire = sparse.encode_pairs(index, row(K), N, "raw", narrow=False)
     part = WirePart(wire[0], 0, 4 * K, K, "raw")
     yield sparse.sum_sparse, {"out": torch.zeros(N), "parts": [part], "weight": 0.5, "narrow": False}
-    yield index_lists.encode_indices, {"index": index.long(), "n": N, "code": "raw"}
-    packed = index_lists.encode_indices(index.long(), N, "raw")
-    yield index_lists.decode_indices, {"packed": packed, "n": N, "k": K, "code": "raw"}
+    yield fixed_codes.encode_indices, {"index": index.long(), "n": N, "code": "raw"}
+    packed = fixed_codes.encode_indices(index.long(), N, "raw")
+    yield fixed_codes.decode_indices, {"packed": packed, "n": N, "k": K, "code": "raw"}
     yield packing.pack, {"values": torch.ones(1, N, dtype=torch.int32), "bits": 3}
     yield packing.unpack, {"packed": packing.pack(torch.ones(1, N, dtype=torch.int32), 3), "bits": 3, "n": N}
     yield selection.select_topk, {"rows": row(), "k": K}
     yield selection.take_topk, {"rows": row(), "k": K, **lent}
     yield selection.select_at_least, {"row": row(), "bound": 0.5}
     yield selection.take_at_least, {"row": row(), "bound": 0.5, **lent}
-    yield subsets.take_subset, {"rows": row(), "k": K, "rng": RNG}
-    yield subsets.add_subset, {"out": row(), "received": [row(K), row(K)], "weight": 0.5, "rng": RNG}
+    yield random_masks.take_subset, {"rows": row(), "k": K, "rng": RNG}
+    yield random_masks.add_subset, {"out": row(), "received": [row(K), row(K)], "weight": 0.5, "rng": RNG}
     yield sums.add_scaled_, {"out": row(), "x": row(), "scale": 0.5}
     yield statistics.block_abs_mean, {"rows": row(), "block": B}
     yield statistics.block_norm, {"rows": row(), "block": B}
@@ -140,11 +146,11 @@ def calls() -> Iterator[Call]:
     yield rotation.rotate_norms, {"rows": row(), "block": B, "rng": RNG, "out": row(), "memory": row()}
     bounds = torch.ones(1, N // B)
     entries = {"bounds": bounds, "block": B, "table": TABLE, "world": 2, "rng": RNG, "shared": RNG}
-    yield tables.encode_entries, {"y": row(), **entries, "rows": row(), "memory": row(), "rest": row()}
-    codes = tables.encode_entries(row(), **entries)
-    yield tables.sum_entries, {"received": codes, "table": TABLE, "count": N // 2, "bits": 4}
-    summed = torch.cat([tables.sum_entries(codes, TABLE, N // 2, 4)] * 2)
-    yield tables.decode_entries, {
+    yield lookup_table.encode_entries, {"y": row(), **entries, "rows": row(), "memory": row(), "rest": row()}
+    codes = lookup_table.encode_entries(row(), **entries)
+    yield lookup_table.sum_entries, {"received": codes, "table": TABLE, "count": N // 2, "bits": 4}
+    summed = torch.cat([lookup_table.sum_entries(codes, TABLE, N // 2, 4)] * 2)
+    yield lookup_table.decode_entries, {
         "out": row(), "sums": summed, "bits": 4, "g": 4, "bounds": bounds, "block": B, "shared": RNG
     }  # fmt: skip
     yield random.fill_words, {"out": torch.zeros(4, 2, dtype=torch.int32), "rng": RNG, "first": 0}

@@ -10,8 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.kernels.index_lists import elias_fano_split
-from grace.kernels.index_lists.codes import (
+from grace.kernels.index_codes.codes import (
     CODES,
     choose,
     decode,
@@ -22,6 +21,7 @@ from grace.kernels.index_lists.codes import (
     take,
     varies,
 )
+from grace.kernels.index_codes.fixed import elias_fano_split
 
 FIXED = [code for code in CODES if not varies(code)]
 SHAPES = [(n, k) for n in (1, 2, 7, 128, 129, 300, 1000, 20001) for k in sorted({0, 1, n // 100, n // 3, n - 1, n})]

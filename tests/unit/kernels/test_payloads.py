@@ -8,8 +8,8 @@ import torch
 import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import round_to_bfloat16
-from grace.kernels.index_lists.codes import CODES, varies
-from grace.kernels.sparse import payloads
+from grace.kernels.index_codes.codes import CODES, varies
+from grace.kernels.sparse import TopKPairs, payloads
 
 N = 1003
 
@@ -25,12 +25,13 @@ def test_pairs_say_the_selected_numbers_and_leave_the_rest(code: str, values: st
     index = torch.stack([torch.arange(j, N, 97)[:10] for j in range(3)])
     x.scatter_(1, index, x.gather(1, index).mul_(9).add_(50))
     rest = x.clone()
-    wire, finite = payloads.write_topk_(rest, 10, code, values, None, rest)
+    pairs = TopKPairs(10, code, values == "bfloat16")
+    wire, finite = payloads.write_topk_(rest, pairs, None, rest)
     assert finite
     if not varies(code):
-        assert wire.shape[1] == payloads.pairs_bytes(N, 10, code, values)
+        assert wire.shape[1] == payloads.pairs_bytes(N, pairs)
     out = torch.zeros_like(x)
-    payloads.sum_pairs([wire], out, 1.0, 10, code, values, add=True)
+    payloads.sum_pairs([wire], out, pairs, 1.0, add=True)
     assert torch.equal(out + rest, x)
     assert torch.equal(
         out.gather(1, index),

@@ -180,6 +180,6 @@ def test_wrong_memory_is_refused_before_native_code():
 
 def test_what_is_counted_in_32_bits_does_not_wrap() -> None:
     """Programs that count keys read whole groups of tiles, and count what is beyond the numbers in the lowest bin."""
-    tiles = pytest.importorskip("grace.kernels.selection.tiles.triton", reason="needs the package triton")
+    tiles = pytest.importorskip("grace.kernels.selection.triton.candidates", reason="needs the package triton")
     span = tiles._GROUP * tiles._TILE
     assert -(-tiles.MOST // span) * span < 1 << 31 <= tiles.MOST + span

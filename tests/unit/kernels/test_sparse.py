@@ -8,9 +8,9 @@ from torch import Tensor
 
 from grace.compute import backends
 from grace.errors import InputError, PayloadError
-from grace.kernels.index_lists import FIXED, decode_indices, encode_indices, layout
-from grace.kernels.index_lists.codes import CODES
-from grace.kernels.sparse import DENSE, WirePart, payloads, sum_sparse
+from grace.kernels.index_codes.codes import CODES
+from grace.kernels.index_codes.fixed import FIXED, decode_indices, encode_indices, layout
+from grace.kernels.sparse import DENSE, TopKPairs, WirePart, payloads, sum_sparse
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 
@@ -74,19 +74,21 @@ def test_any_bytes_are_refused_or_a_legal_list(choice: str, code: str):
 def test_wires_and_sums_agree(choice: str, values: str, code: str):
     for n in (1, 2, 7, 64, 65, 70, 1000, 9001):
         x, memory = numbers(n), numbers(n, 1)
-        k = max(1, n // 20)
+        pairs = TopKPairs(max(1, n // 20), code, values == "bfloat16")
 
-        def once(which: str, n: int = n, x: Tensor = x, memory: Tensor = memory, k: int = k) -> list[Tensor]:
+        def once(
+            which: str, n: int = n, x: Tensor = x, memory: Tensor = memory, pairs: TopKPairs = pairs
+        ) -> list[Tensor]:
             out, left = [], [torch.empty_like(x) for _ in range(2)]
             with backends.using(which):
-                wire, finite = payloads.write_topk_(x.clone(), k, code, values, memory, left[0])
+                wire, finite = payloads.write_topk_(x.clone(), pairs, memory, left[0])
                 bounds = [0.0 if n == 7 else 2.0, 1e9]
                 many, fine = payloads.write_at_least_(x.clone(), bounds, code, values, memory, left[1])
                 assert finite
                 assert fine
                 for add in (False, True):
                     total = offset(torch.ones(2, n), n % 3)
-                    payloads.sum_pairs([wire] * 3, total, 0.3, k, code, values, add=add)
+                    payloads.sum_pairs([wire] * 3, total, pairs, 0.3, add=add)
                     out.append(total)
                     total = offset(torch.ones(2, n), n % 3)
                     payloads.sum_counted([many, many], total, -0.7, code, values, add=add)
@@ -105,24 +107,24 @@ def test_large_sums(threads: int):
     with with_threads(threads):
         for seed in range(3):
             row = numbers(n, seed)[:1]
-            received.append(payloads.write_topk_(row, k, "auto", "float32", None, None)[0])
+            received.append(payloads.write_topk_(row, TopKPairs(k, "auto"), None, None)[0])
         totals = []
         for which in (TARGETS[-1], "reference"):
             out = torch.full((1, n), 9.0)
             with backends.using(which):
-                payloads.sum_pairs(received, out, 1 / 3, k, "auto", "float32", add=False)
+                payloads.sum_pairs(received, out, TopKPairs(k, "auto"), 1 / 3, add=False)
             totals.append(out)
     assert same_bits(*totals)
 
 
 def test_more_wires_than_are_added_at_once():
     x = numbers(300)[:1]
-    wire, _ = payloads.write_topk_(x, 9, "auto", "float32", None, None)
+    wire, _ = payloads.write_topk_(x, TopKPairs(9, "auto"), None, None)
     out = torch.zeros(1, 300)
-    payloads.sum_pairs([wire] * 130, out, 0.5, 9, "auto", "float32", add=False)
+    payloads.sum_pairs([wire] * 130, out, TopKPairs(9, "auto"), 0.5, add=False)
     summed = torch.zeros(1, 300)
     for _ in range(130):
-        payloads.sum_pairs([wire], summed, 0.5, 9, "auto", "float32", add=True)
+        payloads.sum_pairs([wire], summed, TopKPairs(9, "auto"), 0.5, add=True)
     assert same_bits(out, summed)
 
 

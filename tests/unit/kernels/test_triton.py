@@ -28,8 +28,8 @@ from grace.contract.compressor import Fused
 from grace.errors import PayloadError
 from grace.flags.capturing import CapturedStep
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.tiles.triton import spread
 from grace.kernels.triton import round_half_even, round_wide_half_even, store_codes
+from grace.kernels.triton.tiles import spread
 from grace.methods.eden import EDEN
 from grace.methods.fp8 import FP8
 from grace.methods.natural import Natural
@@ -378,28 +378,33 @@ def _signs() -> None:
 
 # module, what is replaced in it, by what, and the test above that fails then
 MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
-    ("tiles", "load_sum", memory_left_out, codes(QSGD(bits=4))),
-    ("levels", "lanes_of_tile", _lanes_of_the_next, codes(QSGD(bits=4))),
-    ("levels", "lanes_at", _lanes_of_the_next_one, codes(QSGD(levels=1))),
-    ("tiles", "mark_if", never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
-    ("levels", "store_codes", _without_the_last_byte, codes(QSGD(bits=16))),
-    ("levels", "tops_of_blocks", _across_blocks, codes(QSGD(bits=4, bucket=64))),
-    ("levels", "spread", _blocks_in_turns, codes(QSGD(bits=4, bucket=64))),
-    ("levels", "spread", _border_too_early, codes(QSGD(bits=4, bucket=1025), 1100)),
-    ("codebook", "tops_of_blocks", _across_blocks, codes(U8bit(block=64))),
-    ("powers", "store_codes", _without_the_last_byte, codes(Natural(bits=9))),
-    ("powers", "lanes_of_tile", _lanes_of_the_next, codes(Natural())),
-    ("powers", "mark_if", never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),
-    ("signs", "negated", _from_zero, _signs),
-    ("finite", "mark_if", never, lambda: test_finiteness(torch.inf, torch.float32)),
+    ("triton.tiles", "load_sum", memory_left_out, codes(QSGD(bits=4))),
+    ("stochastic_levels.triton", "lanes_of_tile", _lanes_of_the_next, codes(QSGD(bits=4))),
+    ("stochastic_levels.triton", "lanes_at", _lanes_of_the_next_one, codes(QSGD(levels=1))),
+    ("triton.tiles", "mark_if", never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
+    ("stochastic_levels.triton", "store_codes", _without_the_last_byte, codes(QSGD(bits=16))),
+    ("stochastic_levels.triton", "tops_of_blocks", _across_blocks, codes(QSGD(bits=4, bucket=64))),
+    ("stochastic_levels.triton", "spread", _blocks_in_turns, codes(QSGD(bits=4, bucket=64))),
+    ("stochastic_levels.triton", "spread", _border_too_early, codes(QSGD(bits=4, bucket=1025), 1100)),
+    ("dynamic_8bit.triton", "tops_of_blocks", _across_blocks, codes(U8bit(block=64))),
+    ("log2_quantization.triton", "store_codes", _without_the_last_byte, codes(Natural(bits=9))),
+    ("log2_quantization.triton", "lanes_of_tile", _lanes_of_the_next, codes(Natural())),
+    (
+        "log2_quantization.triton",
+        "mark_if",
+        never,
+        lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'"),
+    ),
+    ("signs.triton", "negated", _from_zero, _signs),
+    ("finite.triton", "mark_if", never, lambda: test_finiteness(torch.inf, torch.float32)),
 ]
 
 
-@pytest.mark.parametrize(("family", "name", "mutant", "test"), MUTANTS)
+@pytest.mark.parametrize(("module", "name", "mutant", "test"), MUTANTS)
 def test_mutants_are_caught(
-    family: str, name: str, mutant: Any, test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    module: str, name: str, mutant: Any, test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"grace.kernels.{family}.triton.{name}", mutant)
+    monkeypatch.setattr(f"grace.kernels.{module}.{name}", mutant)
     with pytest.raises(CAUGHT):
         test()
 

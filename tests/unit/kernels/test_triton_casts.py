@@ -11,8 +11,8 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
-from grace.kernels import Many, encode_casts_many, sum_casts_many
-from tests.unit.kernels.test_triton_staging import numbers
+from grace.kernels import TensorList, encode_casts_many, sum_casts_many
+from tests.unit.kernels.test_triton_multi_tensor import numbers
 from tests.unit.kernels.triton_checks import agree, interpreter, night
 from tests.unit.kernels.triton_mutants import memory_left_out, never, words_as_numbers
 
@@ -37,7 +37,7 @@ def casts(
         for _ in range(rows):
             places.append(at)
             at += -(-n * dtype.itemsize // 4) * 4
-    many, out = Many(sizes, places, (), torch.device("cpu"), rows), list[Tensor]()
+    many, out = TensorList(sizes, places, (), torch.device("cpu"), rows), list[Tensor]()
     messages = torch.zeros(WORLD, width, dtype=torch.uint8)
     for rank, message in enumerate(messages):
         xs = [x.clone() if there else x for x in numbers(whole, rank, given, odd)]

@@ -15,10 +15,10 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels import Chosen, Many, choose_listed_many, sum_gap_pairs_many, write_gap_pairs_many
-from grace.kernels.gap_lists import GapPairs, GapPlaces
-from grace.kernels.gap_lists import triton as gap_lists
-from grace.kernels.gap_lists.triton import _blocks_of, _delta_gaps, _gaps_of, _rice_at
+from grace.kernels import Chosen, TensorList, choose_listed_many, sum_gap_pairs_many, write_gap_pairs_many
+from grace.kernels.index_codes.variable import GapPairs, GapPlaces
+from grace.kernels.index_codes.variable import triton as variable
+from grace.kernels.index_codes.variable.triton import _blocks_of, _delta_gaps, _gaps_of, _rice_at
 from grace.kernels.sparse import ScaledCodes
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
@@ -39,14 +39,14 @@ def pairs_of(index: str, shares: Shares, narrow: bool = False, grid: ScaledCodes
     return GapPairs(index, shares.__getitem__, narrow, grid)
 
 
-def bucket(shares: Shares) -> Many:
+def bucket(shares: Shares) -> TensorList:
     """Tensors that begin at odd places."""
-    many = Many(list(shares), (), (), torch.device("cpu"))
+    many = TensorList(list(shares), (), (), torch.device("cpu"))
     many.point([offset(torch.full((1, n), 5.0), t % 4) for t, n in enumerate(shares)])
     return many
 
 
-def chosen(many: Many, code: GapPairs, rank: int, clustered: bool) -> Chosen:
+def chosen(many: TensorList, code: GapPairs, rank: int, clustered: bool) -> Chosen:
     """Values at random places, or at places of which most are near the end."""
     made, index = torch.Generator().manual_seed(rank), list[Tensor]()
     lists = code.lists(many.sizes)
@@ -62,7 +62,7 @@ def chosen(many: Many, code: GapPairs, rank: int, clustered: bool) -> Chosen:
     return choose_listed_many(torch.cat(index), fields, torch.ones(len(many), dtype=torch.bool), many, lists)
 
 
-def messages(many: Many, code: GapPairs, clustered: bool = False, W: int = 2) -> tuple[GapPlaces, Tensor]:
+def messages(many: TensorList, code: GapPairs, clustered: bool = False, W: int = 2) -> tuple[GapPlaces, Tensor]:
     """Positions of the wires of W workers, and these."""
     choices = [chosen(many, code, rank, clustered) for rank in range(W)]
     widths = [choice.widths.tolist() for choice in choices]
@@ -103,7 +103,7 @@ def test_one_long_gap(index: str) -> None:
 
 
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gap_lists, "AT_ONCE", 1)
+    monkeypatch.setattr(variable, "AT_ONCE", 1)
     exchange(pairs_of("rice", {20: 9}), {20: 9})
 
 
@@ -229,6 +229,6 @@ MUTANTS: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("name", "mutant", "test"), MUTANTS)
 def test_mutants_are_caught(name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"grace.kernels.gap_lists.triton.{name}", mutant)
+    monkeypatch.setattr(f"grace.kernels.index_codes.variable.triton.{name}", mutant)
     with pytest.raises(CAUGHT):
         test()

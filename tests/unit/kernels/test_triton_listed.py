@@ -14,8 +14,8 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import (
-    Many,
     PlaceLists,
+    TensorList,
     decode_indices_many,
     encode_indices_many,
     encode_positive_many,
@@ -24,7 +24,7 @@ from grace.kernels import (
     take_listed_many,
     take_topk_many,
 )
-from grace.kernels.index_lists.triton import code_of
+from grace.kernels.index_codes.fixed.triton import code_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.sparse.triton import _listed, _load_of_grid
 from grace.methods.qsparse import Qsparse
@@ -40,14 +40,14 @@ SIZES, KEPT, CODES = (5, 70, 300), (2, 9, 40), ("raw", "elias-fano", "bitmap")
 
 def bucket(
     sizes: tuple[int, ...], places: list[int], held: bool, dtype: torch.dtype = torch.float32, rows: int = 1
-) -> Many:
+) -> TensorList:
     """Tensors that begin at odd places, of few magnitudes and many zeros."""
     made = torch.Generator().manual_seed(len(sizes))
     draw = [torch.randn(2, rows, n, generator=made).mul(3).trunc().div(3) for n in sizes]
     xs = [offset(x[0].to(dtype), (1 + t) % 4) for t, x in enumerate(draw)]
     memories = [offset(x[1], t % 3) for t, x in enumerate(draw)]
     streams = [Stream(3, "m", str(t), 1, 7) for t in range(len(sizes))]
-    many = Many(sizes, places, streams, torch.device("cpu"), rows)
+    many = TensorList(sizes, places, streams, torch.device("cpu"), rows)
     many.point(xs, memories, [x.clone() for x in memories]) if held else many.point(xs)
     return many
 
@@ -215,9 +215,9 @@ def _any_is_good(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP
 
 # module, what is replaced in it, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("index_lists.triton.code_of", _list_of_the_first, lambda: listed(False)),
+    ("index_codes.fixed.triton.code_of", _list_of_the_first, lambda: listed(False)),
     ("sparse.triton._listed", _one_further, lambda: listed(True)),
-    ("selection.tiles.triton.load_sum", memory_left_out, lambda: listed(True)),
+    ("selection.triton.candidates.load_sum", memory_left_out, lambda: listed(True)),
     ("sparse.triton._load_of_grid", _any_is_good, lambda: test_scales_and_codes_that_no_sender_writes("triton")),
     ("signs.triton.NONE", 1, test_a_mean_that_is_tiny_is_no_mean),
 ]

@@ -13,10 +13,11 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.errors import PayloadError
-from grace.kernels import index_lists, packing, selection, sparse
-from grace.kernels.bit_streams.triton import load_bits, load_field, pack_byte
-from grace.kernels.index_lists import FIXED
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels import packing, selection, sparse
+from grace.kernels.index_codes import fixed
+from grace.kernels.index_codes.codes import CODES
+from grace.kernels.index_codes.fixed import FIXED
+from grace.kernels.triton.bit_streams import load_bits, load_field, pack_byte
 from tests.unit.kernels import test_index_codes, test_selection, test_sparse
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_selection import inputs
@@ -99,8 +100,8 @@ def pairs(n: int, k: int, code: str, narrow: bool) -> None:
 
     def draw() -> list[Tensor]:
         rest, out = torch.empty_like(x), offset(torch.ones(2, n), n % 3)
-        wire, _ = sparse.encode_topk(x.clone(), k, code, memory, rest, narrow=narrow)
-        sparse.sum_topk([wire, wire, wire.clone()], out, k, code, 0.3, narrow=narrow)
+        wire, _ = sparse.encode_topk(x.clone(), sparse.TopKPairs(k, code, narrow), memory, rest)
+        sparse.sum_topk([wire, wire, wire.clone()], out, sparse.TopKPairs(k, code, narrow), 0.3)
         whole = sparse.WirePart(x[0].view(torch.uint8), 0, 0, 0, sparse.DENSE)
         part = sparse.WirePart(wire[1], 0, k * (2 if narrow else 4), k, code)
         sparse.sum_sparse([part] if narrow else [part, whole, part], out[0], -0.7, narrow=narrow, add=True)
@@ -112,7 +113,7 @@ def pairs(n: int, k: int, code: str, narrow: bool) -> None:
 @pytest.mark.parametrize("code", FIXED)
 def test_damaged_lists_are_refused(code: str) -> None:
     n, k = 300, 9
-    good = index_lists.encode_indices(torch.arange(k)[None] * 33, n, code)
+    good = fixed.encode_indices(torch.arange(k)[None] * 33, n, code)
     answers: list[list[Any]] = []
     for which in ("reference", "triton"):
         answers.append([])
@@ -121,7 +122,7 @@ def test_damaged_lists_are_refused(code: str) -> None:
             bad[0, at // 8] ^= 1 << at % 8
             with backends.using(which):
                 try:
-                    answers[-1].append(index_lists.decode_indices(bad, n, k, code).tolist())
+                    answers[-1].append(fixed.decode_indices(bad, n, k, code).tolist())
                 except PayloadError as error:
                     answers[-1].append(str(error))
     assert answers[0] == answers[1]
@@ -131,7 +132,7 @@ def test_damaged_lists_are_refused(code: str) -> None:
 def written(index: Tensor, n: int) -> str:
     """The codes of lists, or why there are none."""
     try:
-        return str(index_lists.encode_indices(index, n, "raw").tolist())
+        return str(fixed.encode_indices(index, n, "raw").tolist())
     except PayloadError as error:
         return str(error)
 
@@ -161,10 +162,10 @@ def test_lists_of_any_code_that_do_not_increase_in_range_are_refused(code: str) 
 
 
 def test_values_that_are_not_finite_are_refused() -> None:
-    wire = sparse.encode_topk(torch.ones(1, 20), 3, "raw", None, None, narrow=False)[0]
+    wire = sparse.encode_topk(torch.ones(1, 20), sparse.TopKPairs(3, "raw"), None, None)[0]
     wire[0, 10:12] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)
     with backends.using("triton"), pytest.raises(PayloadError, match="'values' must be finite"):
-        sparse.sum_topk([wire], torch.zeros(1, 20), 3, "raw", 1.0, narrow=False)
+        sparse.sum_topk([wire], torch.zeros(1, 20), sparse.TopKPairs(3, "raw"), 1.0)
 
 
 # ---- more of them, at night -----------------------------------------------------------------------------------------
@@ -243,22 +244,22 @@ def _first_field(at, bit, inside, width, bits):  # type: ignore[no-untyped-def]
 
 # module, what is replaced in it, by what, and a test above that fails then
 MUTANTS: list[tuple[str, str, Any, Any]] = [
-    ("packing", "pack_byte", _byte_of_the_next, lambda: fields(11, 300)),
-    ("packing", "load_bits", _field_of_the_next, lambda: fields(11, 300)),
-    ("selection.tiles", "load_sum", memory_left_out, lambda: reaching(300, "few values", 1.0, False)),
-    ("selection.tiles", "mark_if", never, lambda: selections(300, ["not finite"], {5})),
-    ("selection", "nearest_bfloat16", _cut_off, lambda: pairs(300, 7, "raw", True)),
-    ("index_lists", "reaching", _at_the_end, lambda: pairs(9001, 450, "elias-fano", False)),
-    ("index_lists", "load_field", _first_field, lambda: pairs(9001, 450, "elias-fano", False)),
-    ("index_lists", "mark_if", never, lambda: test_damaged_lists_are_refused("raw")),
-    ("sparse", "first_of_each", _nowhere, lambda: pairs(9001, 450, "raw", False)),
-    ("sparse", "mark_if", never, test_values_that_are_not_finite_are_refused),
+    ("packing.triton", "pack_byte", _byte_of_the_next, lambda: fields(11, 300)),
+    ("packing.triton", "load_bits", _field_of_the_next, lambda: fields(11, 300)),
+    ("selection.triton.candidates", "load_sum", memory_left_out, lambda: reaching(300, "few values", 1.0, False)),
+    ("selection.triton.candidates", "mark_if", never, lambda: selections(300, ["not finite"], {5})),
+    ("selection.triton", "nearest_bfloat16", _cut_off, lambda: pairs(300, 7, "raw", True)),
+    ("index_codes.fixed.triton", "reaching", _at_the_end, lambda: pairs(9001, 450, "elias-fano", False)),
+    ("index_codes.fixed.triton", "load_field", _first_field, lambda: pairs(9001, 450, "elias-fano", False)),
+    ("index_codes.fixed.triton", "mark_if", never, lambda: test_damaged_lists_are_refused("raw")),
+    ("sparse.triton", "first_of_each", _nowhere, lambda: pairs(9001, 450, "raw", False)),
+    ("sparse.triton", "mark_if", never, test_values_that_are_not_finite_are_refused),
 ]
 
 
-@pytest.mark.parametrize(("family", "name", "mutant", "test"), MUTANTS)
-def test_mutants_are_caught(family: str, name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "name", "mutant", "test"), MUTANTS)
+def test_mutants_are_caught(module: str, name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among them "a Triton kernel that leaves out the memory"."""
-    monkeypatch.setattr(f"grace.kernels.{family}.triton.{name}", mutant)
+    monkeypatch.setattr(f"grace.kernels.{module}.{name}", mutant)
     with pytest.raises(CAUGHT):
         test()

@@ -13,11 +13,11 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.index_lists import FIXED
-from grace.kernels.index_lists.triton import code_of
-from grace.kernels.many import Many
-from grace.kernels.selection.tiles.triton import row_at
+from grace.kernels.index_codes.fixed import FIXED
+from grace.kernels.index_codes.fixed.triton import code_of
+from grace.kernels.selection.triton.candidates import row_at
 from grace.kernels.sparse import Pairs, encode_topk_many, sum_topk_many
+from grace.kernels.tensor_list import TensorList
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 from tests.unit.kernels.triton_mutants import never
@@ -36,7 +36,7 @@ def pairs_of(sizes: tuple[int, ...], ratio: float, narrow: bool, rows: int = 1) 
 
 def bucket(
     sizes: tuple[int, ...], pairs: Pairs, mode: str, dtype: torch.dtype = torch.float32, shift: int = 1, rows: int = 1
-) -> tuple[Many, int]:
+) -> tuple[TensorList, int]:
     """Tensors that begin at odd places, of few magnitudes, so that many are equal; and the bytes of the message."""
     made = torch.Generator().manual_seed(len(sizes) + shift)
     draw = [torch.randn(2, rows, n, generator=made).mul(3).round().div(3) for n in sizes]
@@ -46,7 +46,7 @@ def bucket(
     for width in pairs.widths([n for n in sizes for _ in range(rows)]):
         places.append(at)
         at += width + 3
-    many = Many(sizes, places, (), torch.device("cpu"), rows)
+    many = TensorList(sizes, places, (), torch.device("cpu"), rows)
     if mode == "memory":
         many.point(xs, memories, [torch.full_like(memory, 7.0) for memory in memories])
     else:
@@ -54,7 +54,7 @@ def bucket(
     return many, at
 
 
-def encoded(many: Many, size: int, pairs: Pairs) -> Tensor:
+def encoded(many: TensorList, size: int, pairs: Pairs) -> Tensor:
     message = torch.zeros(size, dtype=torch.uint8)
     assert encode_topk_many(message, many, pairs).all()
     return message
@@ -69,7 +69,7 @@ def exchange(
         (many, size), (other, _) = bucket(sizes, pairs, mode, dtype, 1, rows), bucket(sizes, pairs, "", dtype, 2, rows)
         wires = torch.stack([encoded(many, size, pairs), encoded(other, size + 1, pairs)[1:], torch.zeros(size)])
         rests = [rest.clone() for rest in many.rests or ()]
-        outs = Many(sizes, many.places, (), many.device, rows)
+        outs = TensorList(sizes, many.places, (), many.device, rows)
         outs.point([torch.full((rows, n), 5.0) for n in sizes])
         wires[2] = wires[0]
         legal = sum_topk_many(wires.byte(), outs, pairs, 1 / 3)
@@ -164,10 +164,10 @@ def _small() -> None:
 # module, what is replaced in it, by what, and a test above that fails then. Of one tensor: test_triton_lists.py.
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("selection.triton.kept_of", _where_the_first_are, _small),
-    ("selection.tiles.triton.row_at", _gradients_alone, _small),
+    ("selection.triton.candidates.row_at", _gradients_alone, _small),
     ("sparse.triton.code_of", _list_of_the_first, _small),
-    ("index_lists.triton.code_of", _list_of_the_first, _small),
-    ("index_lists.triton.mark_if", never, test_damaged_lists_are_told),
+    ("index_codes.fixed.triton.code_of", _list_of_the_first, _small),
+    ("index_codes.fixed.triton.mark_if", never, test_damaged_lists_are_told),
 ]
 
 

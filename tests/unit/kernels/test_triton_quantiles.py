@@ -15,10 +15,10 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.errors import PayloadError
-from grace.kernels import Many, encode_quantiles_many, quantile_bytes, sum_quantiles, sum_quantiles_many
+from grace.kernels import TensorList, encode_quantiles_many, quantile_bytes, sum_quantiles, sum_quantiles_many
 from grace.random import Stream
 from tests.unit.kernels.test_quantiles import HALFWAY
-from tests.unit.kernels.test_triton_tables import views
+from tests.unit.kernels.test_triton_lookup_table import views
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 from tests.unit.kernels.triton_mutants import never
 
@@ -37,7 +37,7 @@ def told(
             places.append(at)
             at += quantile_bytes(n, q) + 2
     streams = [Stream(5, "Sketch", str(n), 1, 0) for n in sizes]
-    many, out = (Many(sizes, places, streams, CPU, rows) for _ in range(2))
+    many, out = (TensorList(sizes, places, streams, CPU, rows) for _ in range(2))
     parts = [[x.view(rows, -1) for x in views(tuple(rows * n for n in sizes), seed, dtype)] for seed in range(3)]
     for x in parts[0]:
         x[:, 1::3] = x[:, :1]
@@ -68,7 +68,7 @@ def test_numbers_are_added_in_order() -> None:
     """The order of addition shows: of two large ones, which come first, one cancels the other, and the third is left; else it
     would be lost.
     """
-    many = Many((6,), (0,), [Stream(1, "Sketch", "a", 0, 0)], CPU)
+    many = TensorList((6,), (0,), [Stream(1, "Sketch", "a", 0, 0)], CPU)
 
     def draw() -> list[Tensor]:
         message = torch.zeros(quantile_bytes(6, 2), dtype=torch.uint8)
@@ -81,7 +81,7 @@ def test_numbers_are_added_in_order() -> None:
 
 
 def test_means_that_depend_on_the_order_have_that_of_the_numbers() -> None:
-    many = Many(
+    many = TensorList(
         [17] * 16, [quantile_bytes(17, 2) * row for row in range(16)], [Stream(1, "Sketch", "a", 0, 0)] * 16, CPU
     )
     made = torch.Generator().manual_seed(2)

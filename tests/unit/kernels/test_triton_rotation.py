@@ -15,8 +15,8 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.contract.compressor import Compressor, Fused
 from grace.errors import PayloadError
-from grace.kernels import Many, hadamard, rotate_blocks, rotate_blocks_back
-from grace.kernels.many.triton import blocks_at, shared_key_of
+from grace.kernels import TensorList, hadamard, rotate_blocks, rotate_blocks_back
+from grace.kernels.tensor_list.triton import blocks_at, shared_key_of
 from grace.methods.drive import DRIVE
 from grace.methods.eden import EDEN
 from grace.methods.rht import RHT
@@ -67,7 +67,7 @@ def bucket(codec: Compressor, dtype: torch.dtype) -> list[Tensor]:
     widths = [codec.facts(n).payload or 0 for n in SIZES]
     places = [3 + 100 * t for t in range(len(SIZES))]  # at odd addresses
     assert max(widths) < 100
-    many, means = (Many(SIZES, places, streams, torch.device("cpu")) for _ in range(2))
+    many, means = (TensorList(SIZES, places, streams, torch.device("cpu")) for _ in range(2))
     xs, memories = ([check.numbers(1, n, seed) for n in SIZES] for seed in (0, 1))
     rests = [torch.empty(1, n) for n in SIZES]
     many.point([x.to(dtype) for x in xs], memories, rests)
@@ -206,16 +206,16 @@ def _no_scale(at, x, inside):  # type: ignore[no-untyped-def]
 
 # what is replaced, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("turns.triton.load_sum", memory_left_out, lambda: codes(DRIVE(block=16), 30)),
-    ("turns.triton.mark_if", never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
+    ("triton.hadamard.load_sum", memory_left_out, lambda: codes(DRIVE(block=16), 30)),
+    ("triton.hadamard.mark_if", never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
     ("triton.mark_if", never, test_corrupted_wires_are_refused),
-    ("turns.triton.signs_of_tile", _all_plus, lambda: rotations(50, 8)),
-    ("turns.triton.pieces_at", _one_long_piece, lambda: rotations(50, 16)),
-    ("turns.triton.turn_pairs", _other_way_round, lambda: rotations(50, 8)),
-    ("turns.triton._turn_columns", _as_they_were, lambda: rotations(1100, 64)),
-    ("turns.triton._signed", _unsigned, lambda: rotations(1100, 64)),
+    ("triton.hadamard.signs_of_tile", _all_plus, lambda: rotations(50, 8)),
+    ("triton.hadamard.pieces_at", _one_long_piece, lambda: rotations(50, 16)),
+    ("triton.hadamard.turn_pairs", _other_way_round, lambda: rotations(50, 8)),
+    ("triton.hadamard._turn_columns", _as_they_were, lambda: rotations(1100, 64)),
+    ("triton.hadamard._signed", _unsigned, lambda: rotations(1100, 64)),
     ("triton.halves", _squared, lambda: codes(DRIVE(block=16, scale="mse"), 30)),
-    ("turns.triton.shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
+    ("triton.hadamard.shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
     ("triton.blocks_at", _first_block, lambda: test_tensors_of_a_bucket(*BUCKETS[0])),
     ("triton.store_float", _no_scale, lambda: codes(DRIVE(block=16), 30)),
     ("triton.count_at", _one_key, lambda: codes(DRIVE(block=16), 30)),

@@ -11,8 +11,8 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
-from grace.kernels.selection.tiles import triton as tiles
-from grace.kernels.selection.tiles.triton import Look, Notes, noted, tiles_at
+from grace.kernels.selection.triton import candidates
+from grace.kernels.selection.triton.candidates import Look, Notes, noted, tiles_at
 from grace.kernels.triton import magnitude
 from tests.unit.kernels.test_selection import agree, inputs
 from tests.unit.kernels.test_triton_pairs import exchange
@@ -21,12 +21,12 @@ from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
 __all__ = ["interpreter"]
 
 SAMPLE = 64  # numbers of the samples here, so that few numbers are more than a sample
-CONSTANTS = {"_GROUP": tiles._GROUP, "_CHUNK": tiles._CHUNK}  # what programs on a GPU have
+CONSTANTS = {"_GROUP": candidates._GROUP, "_CHUNK": candidates._CHUNK}  # what programs on a GPU have
 
 
 @pytest.fixture(autouse=True)
 def small_samples(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_SAMPLE", SAMPLE)
+    monkeypatch.setattr(candidates, "_SAMPLE", SAMPLE)
 
 
 def misleading(n: int) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def test_samples_that_mislead(n: int) -> None:
 def test_programs_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs go on: of 9 tiles, one has noted a few numbers, one some more, and one is read whole."""
     for name, number in CONSTANTS.items():
-        monkeypatch.setattr(tiles, name, number)
+        monkeypatch.setattr(candidates, name, number)
     x = torch.rand(9 * 4096 - 9, generator=torch.manual_seed(0))
     x[4096:4296] += 2
     x[8192:8992] += 3
@@ -72,12 +72,12 @@ def test_buckets_whose_samples_mislead() -> None:
 @pytest.mark.parametrize("n", [300, 40_001])
 def test_a_sample_finds_not_many_more(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample finds not many more, which no bit of a wire says. The numbers of a short row are its sample."""
-    monkeypatch.setattr(tiles, "_SAMPLE", 8192)
+    monkeypatch.setattr(candidates, "_SAMPLE", 8192)
     g, k = torch.Generator().manual_seed(n), n // 100
     x, memory = torch.randn(1, n, generator=g), 3 * torch.randn(1, n, generator=g)
     look = Look.at(x)
     notes = Notes.of_largest(look, x, memory, True, None, k)
-    tiles.add_memory(x, memory, torch.empty_like(x), notes)
+    candidates.add_memory(x, memory, torch.empty_like(x), notes)
     noted = int(notes.counts.sum())
     assert noted in (range(k, 2 * k) if n > 8192 else (k, k + 1))
     assert notes.state is not None
@@ -121,7 +121,7 @@ def _first_row(programs, MANY):  # type: ignore[no-untyped-def]
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("triton.tiles_at", _never_whole, lambda: test_samples_that_mislead(300)),
     ("triton.key_of_number", _sign_counts, lambda: test_samples_that_mislead(300)),
-    ("tiles.triton.key_of_number", _sign_counts, None),
+    ("triton.candidates.key_of_number", _sign_counts, None),
     ("triton.noted", _first_turn, lambda: test_samples_that_mislead(4097)),
     ("triton.row_of", _first_row, test_buckets_whose_samples_mislead),
 ]

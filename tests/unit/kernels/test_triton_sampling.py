@@ -16,12 +16,12 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import choose_drawn_many, sum_drawn_many, write_drawn_many
-from grace.kernels.index_lists.codes import most
-from grace.kernels.many import Many
+from grace.kernels.index_codes.codes import most
 from grace.kernels.packing import packed_bytes
 from grace.kernels.sampling import Budgets, Chances, DrawnCode, DrawnPlaces
-from grace.kernels.sampling.search.triton import find_units
+from grace.kernels.sampling.triton.search import find_units
 from grace.kernels.sampling.units import unit_of_budget
+from grace.kernels.tensor_list import TensorList
 from grace.random import Stream
 from tests.unit.kernels.coded_buckets import compare_damaged
 from tests.unit.kernels.native_checks import offset
@@ -42,10 +42,10 @@ MOST_OF_THEM = Chances(0.9, None, 4, False)
 SPREAD = Chances(0.01, 0.5, 4, False)
 
 
-def bucket(sizes: Sizes, rank: int, dtype: torch.dtype = torch.float32, memories: bool = True) -> Many:
+def bucket(sizes: Sizes, rank: int, dtype: torch.dtype = torch.float32, memories: bool = True) -> TensorList:
     """Tensors that begin at odd places, few of whose numbers are large."""
     made, streams = torch.Generator().manual_seed(rank), [Stream(0, "m", str(n), rank, 0) for n in sizes]
-    many, xs, kept = Many(sizes, (), streams, torch.device("cpu")), list[Tensor](), list[Tensor]()
+    many, xs, kept = TensorList(sizes, (), streams, torch.device("cpu")), list[Tensor](), list[Tensor]()
     for t, n in enumerate(sizes):
         x, e = (torch.randn(1, n, generator=made).pow(3) for _ in range(2))
         if t == 2:
@@ -61,7 +61,7 @@ def bucket(sizes: Sizes, rank: int, dtype: torch.dtype = torch.float32, memories
 
 def messages(
     sizes: Sizes, code: DrawnCode, chances: Chances | Budgets, world: int = 2, **how: Any
-) -> tuple[list[Many], DrawnPlaces, Tensor, list[Tensor]]:
+) -> tuple[list[TensorList], DrawnPlaces, Tensor, list[Tensor]]:
     """The tensors of workers, where their wires lie, these, and whether tensors were finite."""
     buckets = [bucket(sizes, rank, **how) for rank in range(world)]
     chosen = [choose_drawn_many(many.like, many, code, chances, 7) for many in buckets]
@@ -177,7 +177,7 @@ def test_there_is_room_for_what_is_sent(index: str) -> None:
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grace.kernels.sampling.triton.AT_ONCE", 2)
     wires_and_sums("auto", sizes=SIZES[:2])
-    monkeypatch.setattr("grace.kernels.sampling.gapped.triton.AT_ONCE", 2)
+    monkeypatch.setattr("grace.kernels.sampling.triton.gapped.AT_ONCE", 2)
     wires_and_sums("delta", sizes=SIZES[:2])
 
 
@@ -224,8 +224,8 @@ def _at_once(ends: Tensor, *_: Any) -> None:
 
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("sampling.triton._uniform_at", _all_alike, lambda: wires_and_sums("auto", sizes=SIZES[:2])),
-    ("sampling.search.triton._unit_of", _one_round, lambda: units(Chances(0.3, None, 2, False), (64,))),
-    ("sampling.gapped.triton.note_ends", _at_once, lambda: wires_and_sums("delta", sizes=SIZES[:1])),
+    ("sampling.triton.search._unit_of", _one_round, lambda: units(Chances(0.3, None, 2, False), (64,))),
+    ("sampling.triton.gapped.note_ends", _at_once, lambda: wires_and_sums("delta", sizes=SIZES[:1])),
     ("sampling.triton.expected_of", _none_expected, lambda: wires_and_sums("raw", MOST_OF_THEM, tuple(range(2, 15)))),
 ]
 

@@ -17,13 +17,13 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import SideSelection, choose_sides_many, sum_counted_many
-from grace.kernels.coded import SideMeans
-from grace.kernels.counted import Chosen, CountedCode
-from grace.kernels.many import Many
-from grace.kernels.selection.tiles.triton import on_side
+from grace.kernels.selection.triton.candidates import on_side
+from grace.kernels.sparse_codes import SideMeans
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.variable_sparse import Chosen, CountedCode
 from grace.methods.common.counts import KeptOfEach
 from tests.unit.kernels.coded_buckets import compare_damaged
-from tests.unit.kernels.test_triton_counted import bucket, messages
+from tests.unit.kernels.test_triton_variable_sparse import bucket, messages
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -41,7 +41,7 @@ class Chooser:
     joint: bool
     sample: int = 0
 
-    def __call__(self, rank: int, many: Many, code: CountedCode) -> Chosen:
+    def __call__(self, rank: int, many: TensorList, code: CountedCode) -> Chosen:
         for x, memory in zip(many.xs, many.memories or (), strict=True):
             memory.copy_((memory * 4).round())
             x.copy_((x * 2).round())
@@ -173,7 +173,7 @@ def in_order() -> None:
     agree(draw, "order")
 
 
-def spread(rank: int, many: Many, code: CountedCode) -> Chosen:
+def spread(rank: int, many: TensorList, code: CountedCode) -> Chosen:
     """Spread of tensors whose sums depend on the order."""
     for sign, x, memory in zip((1, -1), many.xs, many.memories or (), strict=True):
         memory.zero_()
@@ -216,7 +216,7 @@ def _half_a_front(KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     return 4
 
 
-def _backwards(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
+def _backwards(many: TensorList, block: int, kind: int, tau: float = 0.0) -> Tensor:
     rows = [x.double().flip(1) for x in many.xs]
     parts = [(row.clamp(min=0), row.clamp(max=0), (row >= 0).double()) for row in rows]
     return torch.stack([torch.stack([part.cumsum(1)[0, -1] for part in three]) for three in parts], dim=1)
@@ -228,24 +228,30 @@ def _in_order(first, n, key0, key1, step, CHUNK: tl.constexpr, RANKED: tl.conste
 
 
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("selection.on_side", _the_other_side, lambda: wires_and_sums("raw", 0.3, False)),
-    ("selection.sides.on_side", _the_other_side, lambda: wires_and_sums("raw", 0.3, False)),
-    ("counted.sided.number_of_code", _one_mean, lambda: wires_and_sums("raw", 0.3, False)),
-    ("coded.number_of_code", _one_mean, lambda: wires_and_sums("raw", 0.3, True)),
-    ("sparse.front_bytes_of", _half_a_front, lambda: wires_and_sums("raw", 0.3, True)),
-    ("counted.front_at", _always_good, fronts_alone),
-    ("counted.sided.ordered_sums_of_many", _backwards, in_order),
-    ("subsets.rank_of", _in_order, lambda: wires_and_sums("raw", 0.5, False, sample=4)),
-    ("counted.sided.count_sampled", lambda kept, *_: kept, lambda: wires_and_sums("raw", 0.5, False, sample=4)),
+    ("selection.triton.on_side", _the_other_side, lambda: wires_and_sums("raw", 0.3, False)),
+    ("selection.triton.sides.on_side", _the_other_side, lambda: wires_and_sums("raw", 0.3, False)),
+    ("variable_sparse.triton.sided.number_of_code", _one_mean, lambda: wires_and_sums("raw", 0.3, False)),
+    ("sparse_codes.triton.number_of_code", _one_mean, lambda: wires_and_sums("raw", 0.3, True)),
+    ("sparse.triton.front_bytes_of", _half_a_front, lambda: wires_and_sums("raw", 0.3, True)),
+    ("variable_sparse.triton.front_at", _always_good, fronts_alone),
+    ("variable_sparse.triton.sided.ordered_sums_of_many", _backwards, in_order),
+    ("random_masks.triton.rank_of", _in_order, lambda: wires_and_sums("raw", 0.5, False, sample=4)),
+    (
+        "variable_sparse.triton.sided.count_sampled",
+        lambda kept, *_: kept,
+        lambda: wires_and_sums("raw", 0.5, False, sample=4),
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("place", "mutant", "test"),
-    [case if case[0] == "counted.sided.number_of_code" else pytest.param(*case, marks=night) for case in MUTANTS],
+    [
+        case if case[0] == "variable_sparse.triton.sided.number_of_code" else pytest.param(*case, marks=night)
+        for case in MUTANTS
+    ],
 )
 def test_mutants_are_caught(place: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, name = place.rsplit(".", 1)
-    monkeypatch.setattr(f"grace.kernels.{family}.triton.{name}", mutant)
+    monkeypatch.setattr(f"grace.kernels.{place}", mutant)
     with pytest.raises(CAUGHT):
         test()

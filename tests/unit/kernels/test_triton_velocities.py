@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace.kernels import accelerate_many, forget_many
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
@@ -34,7 +34,7 @@ def velocities(dtype: torch.dtype, nesterov: bool, sizes: tuple[int, ...] = SIZE
         beside = nesterov or dtype is not torch.float32
         given = [torch.empty(1, n) for n in sizes] if beside else own
         added, after = [torch.empty(1, n) for n in sizes], [offset(torch.zeros(2, n), by) for n in sizes]
-        many, rooms = (Many(sizes, (), (), torch.device("cpu")) for _ in range(2))
+        many, rooms = (TensorList(sizes, (), (), torch.device("cpu")) for _ in range(2))
         assert many.point(own, memories, after)
         assert rooms.point(given, added if nesterov else None)
         accelerate_many(many.like, many, rooms, 0.9, nesterov=nesterov)

@@ -31,7 +31,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     """Kernels of this file run in Triton's interpreter, also on the CPU; how they are launched is in the file of ways."""
     monkeypatch.setenv(backends.INTERPRETER, "1")
     for name, number in SELECTION.items():
-        monkeypatch.setattr(f"grace.kernels.selection.tiles.triton.{name}", number)
+        monkeypatch.setattr(f"grace.kernels.selection.triton.candidates.{name}", number)
     patch_once(monkeypatch)
     leave_out_what_has_no_effect(monkeypatch)
     with launched.recorded() as launches:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels.index_codes.codes import CODES
 from grace.kernels.sampling.units import unit_of_budget
 from grace.methods import Atomo
 
@@ -59,7 +59,7 @@ def test_unbiased_with_the_variance_of_its_probabilities(knobs: dict) -> None:
     x += x.sign()  # no probability that is too small for a normal approximation
     compressor = Atomo(**knobs)
     square = x.double().square()
-    variance = square / water_filling(x, compressor._budgets.count(200)).clamp_min(1e-300) - square
+    variance = square / water_filling(x, compressor._rule.count(200)).clamp_min(1e-300) - square
     assert float(variance.sum() / square.sum()) <= compressor.facts(200).variance
     checks.check_unbiased(compressor, x, variance.clamp_min(0))
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.methods import ChunkTopK
+from grace.methods import ChunkTopK, chunktopk
 from tests.unit.methods import sparse_checks as checks
 
 
@@ -103,3 +107,66 @@ def test_knobs() -> None:
     for knobs in ({"chunk": 1}, {"chunk": 65537}, {"k": 0}, {"chunk": 32, "k": 33}, {"k": 0.5}):
         with pytest.raises(ConfigurationError, match="chunktopk"):
             ChunkTopK(**knobs)
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+def _of_the_whole(self: ChunkTopK, rows: Tensor) -> Tensor:
+    """The largest of a row, wherever they are."""
+    return rows.abs().topk(self._count(rows.shape[1]), dim=1).indices.sort(1).values
+
+
+def _the_first(self: ChunkTopK, rows: Tensor) -> Tensor:
+    """The first k of each chunk."""
+    return _select(self, torch.arange(rows.shape[1], 0.0, -1.0).expand_as(rows).contiguous())
+
+
+def _one_mean(values: Tensor) -> tuple[Tensor, Tensor]:
+    """All kept numbers become their mean."""
+    return torch.zeros_like(values, dtype=torch.int64), values.mean(1, keepdim=True).expand(-1, 4).contiguous()
+
+
+def _signs(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes by sign, with the largest magnitude: longer than what is kept."""
+    most = values.abs().amax(1, keepdim=True)
+    return (values > 0).long(), torch.cat([-most, most, most, most], dim=1)
+
+
+def _says_more(self: ChunkTopK, rows: Tensor, rng: Any, keep_rest: bool) -> Tensor:
+    """The rest is what was not kept, as if values had travelled exactly."""
+    wire = _compress(self, rows.clone(), rng, False)
+    rows.scatter_(1, _select(self, rows), 0.0)
+    return wire
+
+
+_select, _compress = ChunkTopK._select, ChunkTopK.compress_
+
+
+def _stays_in_its_chunks() -> None:
+    test_each_chunk_keeps_its_own_k_and_the_last_what_it_has()
+
+
+def _contracts() -> None:
+    checks.check_contraction(ChunkTopK(16, 4))
+
+
+def _loses_nothing() -> None:
+    checks.check_nothing_lost(grace.method("chunktopk:chunk=64,k=8,beta=1"))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mutant", "law", "message"),
+    [
+        (ChunkTopK, "_select", _of_the_whole, _stays_in_its_chunks, "not close"),
+        (ChunkTopK, "_select", _the_first, _contracts, "one-hot|log-normal|gaussian"),
+        (chunktopk, "_quantize", _one_mean, _contracts, "gaussian"),
+        (chunktopk, "_quantize", _signs, _contracts, "log-normal|gaussian"),
+        (ChunkTopK, "compress_", _says_more, _loses_nothing, "not close"),
+    ],
+)
+def test_mutants_are_caught(
+    where: Any, name: str, mutant: Any, law: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law()
+    monkeypatch.setattr(where, name, mutant)
+    with pytest.raises(AssertionError, match=message):
+        law()

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import grace
 from grace.errors import PayloadError
-from grace.methods import E3M0
+from grace.methods import E3M0, e3m0
 from tests.unit.methods import quant_checks as check
 
 
@@ -74,3 +78,52 @@ def test_exchanges_and_bits() -> None:
 
 def test_knobs() -> None:
     check.assert_refuses_knobs(E3M0, block=[0, -1, 1.5])
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+_compress = E3M0.compress_
+_repeat = e3m0.repeat_by_block
+
+
+def _largest_everywhere(scales: Tensor, n: int, block: int) -> Tensor:
+    """The scale of a row, not of a block."""
+    return _repeat(scales.amax(1, keepdim=True).expand_as(scales).contiguous(), n, block)
+
+
+def _says_more(self: E3M0, rows: Tensor, rng: Any, keep_rest: bool) -> Tensor:
+    """Nothing is left, as if all had been said."""
+    wire = _compress(self, rows, rng, False)
+    rows.zero_()
+    return wire
+
+
+def _contracts() -> None:
+    check.assert_contracts(E3M0(16))
+
+
+def _blocks_are_apart() -> None:
+    x = torch.cat([torch.ones(16), torch.full((16,), 2.0**-20)])
+    assert torch.equal(check.applied(E3M0(16), x), x)
+
+
+def _loses_nothing() -> None:
+    check.assert_loses_nothing("e3m0:memory=residual")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mutant", "law"),
+    [
+        (e3m0, "_HALF", 0, _contracts),  # always the power below
+        (e3m0, "_HALF", (1 << 52) - 1, _contracts),  # always the power above
+        (e3m0, "repeat_by_block", _largest_everywhere, _blocks_are_apart),
+        (E3M0, "compress_", _says_more, _loses_nothing),
+    ],
+    ids=["down", "up", "one scale", "says more"],
+)
+def test_mutants_are_caught(
+    where: Any, name: str, mutant: Any, law: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law()
+    monkeypatch.setattr(where, name, mutant)
+    with pytest.raises(AssertionError):
+        law()

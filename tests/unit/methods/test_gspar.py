@@ -10,7 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels.index_codes.codes import CODES
 from grace.kernels.sampling.units import unit_of_count, unit_of_variance
 from grace.kernels.sampling.wire import uniform32
 from grace.methods import GSpar
@@ -75,7 +75,7 @@ def test_unbiased_with_the_variance_of_its_probabilities(knobs: dict) -> None:
     x = torch.randn(200, generator=checks.generator())
     x += x.sign()  # no probability that is too small for a normal approximation
     compressor = GSpar(**knobs)
-    unit = compressor._chances.unit(x.abs())
+    unit = compressor._rule.unit(x.abs())
     square = x.double().square()
     variance = square / (x.abs().double() / unit).clamp(1e-300, 1) - square
     assert float(variance.sum() / square.sum()) <= compressor.facts(200).variance * (1 + 1e-9)

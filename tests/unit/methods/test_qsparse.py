@@ -7,7 +7,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import CODES, varies
+from grace.kernels.index_codes.codes import CODES, varies
 from grace.methods import Qsparse, TopK
 
 from . import sparse_checks as checks

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels import Many
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels import TensorList
+from grace.kernels.index_codes.codes import CODES
 from grace.methods.common import tail_bucket
 from grace.methods.common.tail_bucket import exponential_thresholds, fitted_thresholds
 from grace.methods.common.tails import find_threshold, inverse_gamma_tails, most_stages, stage_shares, threshold
@@ -93,7 +93,7 @@ def test_heavy_tails_need_three_stages() -> None:
     assert 0.7 <= hits[1] <= 1.5
 
 
-def find_all(dist: str, many: Many, shares: list[list[float]]) -> tuple[Tensor, Tensor]:
+def find_all(dist: str, many: TensorList, shares: list[list[float]]) -> tuple[Tensor, Tensor]:
     if dist == "exp":
         return exponential_thresholds(many, shares)
     return fitted_thresholds(many, shares, "gamma" if dist == "gamma" else "gpareto")
@@ -105,7 +105,7 @@ def test_thresholds_of_a_bucket_are_those_of_its_tensors(dist: str) -> None:
     rows = [laplace(0), student(1)[:5000], gauss(2)[:70], torch.ones(9), torch.tensor([3e38, 1e38]), torch.zeros(4)]
     rows += [torch.full((3,), 1e-45), torch.tensor([1.0, math.inf]), torch.tensor([-math.nan]), gauss(3)]
     rows += [gauss(4).relu(), torch.tensor([0.0, -2.0, 0.0])]
-    many = Many([len(row) for row in rows], (), (), torch.device("cpu"))
+    many = TensorList([len(row) for row in rows], (), (), torch.device("cpu"))
     many.point([row[None] / 4 for row in rows], [row[None] * 0.75 for row in rows])
     sums = [x[0] + e[0] for x, e in zip(many.xs, many.memories or (), strict=True)]
     for step in range(3):

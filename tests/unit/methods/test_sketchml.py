@@ -9,7 +9,7 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError
 from grace.kernels import PRIME
-from grace.kernels.minmax import sketch as minmax_sketch
+from grace.kernels.minmax_sketch import sketch as minmax_sketch
 from grace.methods.sketch import Sketch
 from grace.methods.sketchml import SketchML
 

@@ -10,7 +10,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import index_bits
+from grace.kernels.index_codes.codes import index_bits
 from grace.methods.common.counts import count_kept
 from tests.unit.methods.tools import Fixed, hex_of, roundtrip, row, stream, wire_of
 

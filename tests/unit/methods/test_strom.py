@@ -7,7 +7,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.coded import wire as coded_wire
+from grace.kernels.sparse_codes import wire as coded_wire
 from grace.methods.strom import Strom
 
 from .helpers import (

@@ -12,7 +12,7 @@ from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import decode_entries, rotate_blocks, rotate_blocks_back
-from grace.kernels.tables.reference import round_to_table
+from grace.kernels.lookup_table.reference import round_to_table
 from grace.methods.thc import THC
 from grace.run.simulate import simulate
 from tests.unit.methods import quant_checks as check

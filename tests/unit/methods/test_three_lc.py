@@ -5,7 +5,7 @@ import torch
 
 import grace
 from grace.errors import PayloadError
-from grace.kernels.quartic.codes import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
+from grace.kernels.ternary.codes import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
 from grace.methods.three_lc import ThreeLC
 from tests.unit.methods import quant_checks as check
 

@@ -5,7 +5,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels.index_lists.codes import CODES
+from grace.kernels.index_codes.codes import CODES
 from grace.methods import Threshold
 
 from . import sparse_checks as checks

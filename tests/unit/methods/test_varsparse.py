@@ -9,7 +9,7 @@ from torch import Tensor
 import grace
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.kernels.coded import wire as coded_wire
+from grace.kernels.sparse_codes import wire as coded_wire
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.methods.varsparse import VarSparse, VarSparseState
 from grace.run.simulate import simulate

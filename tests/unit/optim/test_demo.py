@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +31,59 @@ def test_tiles_lose_nothing_and_keep_norms(shape: tuple[int, ...]) -> None:
     assert w <= 8
 
 
-def test_a_tile_has_the_largest_divisors() -> None:
+def tiles_are_the_largest() -> None:
     like = torch.empty(4096, 96)
     assert TiledTopK().tile(like) == (64, 48)
     assert TiledTopK().tile(torch.empty(67, 10)) == (1, 10)
+
+
+def test_a_tile_has_the_largest_divisors() -> None:
+    tiles_are_the_largest()
+
+
+@pytest.mark.parametrize(
+    ("mutant", "got"),
+    [
+        (lambda side, most: min(side, most), r"\(64, 64\) == \(64, 48\)"),  # no divisor
+        (lambda side, most: math.gcd(side, most), r"\(64, 32\) == \(64, 48\)"),  # no multiple of 3
+        (lambda side, most: side, r"\(4096, 96\) == "),  # without a limit
+    ],
+    ids=["cut", "common", "whole"],
+)
+def test_other_tiles_are_caught(mutant: Callable[[int, int], int], got: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.optim.tiles._divisor", mutant)
+    with pytest.raises(AssertionError, match=got):
+        tiles_are_the_largest()
+
+
+def tiles_are_blocks(transform: Callable[[Tensor, int, int], Tensor] = to_tiles) -> None:
+    """A block of the matrix is the tile of that place, and a smooth block is its first component."""
+    x = torch.zeros(12, 10)
+    x[4:8, 5:10] = 3.0
+    tiles = transform(x, 4, 5).view(6, 20)
+    assert tiles.any(1).nonzero().flatten().tolist() == [3]
+    torch.testing.assert_close(tiles[3], torch.tensor([3 * 20**0.5] + [0.0] * 19), atol=1e-5, rtol=0)
+
+
+def test_tiles_are_blocks_of_the_matrix() -> None:
+    tiles_are_blocks()
+
+
+def rows_in_turn(x: Tensor, h: int, w: int) -> Tensor:
+    """Cuts the numbers in their order, not the matrix."""
+    return to_tiles(x.reshape(-1, w), h, w)
+
+
+def sideways(x: Tensor, h: int, w: int) -> Tensor:
+    """Lists the tiles column by column."""
+    rows, columns = x.shape
+    return to_tiles(x, h, w).view(rows // h, columns // w, h * w).transpose(0, 1).reshape(-1)
+
+
+@pytest.mark.parametrize("mutant", [rows_in_turn, sideways])
+def test_tiles_that_are_no_blocks_are_caught(mutant: Callable[[Tensor, int, int], Tensor]) -> None:
+    with pytest.raises(AssertionError, match=r"== \[3\]"):
+        tiles_are_blocks(mutant)
 
 
 def test_a_tile_of_few_numbers_is_averaged_whole() -> None:
@@ -102,12 +152,24 @@ def test_a_parameter_without_numbers_is_taken() -> None:
     assert workers.optimizers[0].steps == 1
 
 
-def test_bytes_are_values_and_packed_places() -> None:
-    workers = Workers(DeMo, 2, lambda: Point(128, 128))
+def places_are_packed(**knobs: Any) -> None:
+    workers = Workers(DeMo, 2, lambda: Point(128, 128), **knobs)
     workers.step([[torch.randn(128, 128)] for _ in range(2)])
     bits = workers.optimizers[0].stats.traffic.sent * 8 / 128**2
     of_a_tile = 32 * (32 + 12) / 4096  # k values, each with a place among 64 * 64
     assert of_a_tile <= bits <= of_a_tile + 0.02
+
+
+def test_bytes_are_values_and_packed_places() -> None:
+    places_are_packed()
+
+
+def test_places_as_whole_numbers_and_more_components_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match=r"assert 0\.68"):
+        places_are_packed(k=64)
+    monkeypatch.setattr("grace.optim.tiles.index_bits", lambda chunk: 16)
+    with pytest.raises(AssertionError, match=r"assert 0\.3[78]"):
+        places_are_packed()
 
 
 def test_numbers_that_cancel_do_not_move() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import grace
 from grace.collectives import AllReduce
+from grace.kernels import project_columns, unit_rows
 from grace.optim import Dion
 from grace.optim.dion import DionExchange, DionState
 from grace.run import simulate
@@ -85,12 +86,54 @@ def test_workers_that_do_not_are_caught(mutant: type[DionExchange]) -> None:
         workers_are_one(mutant)
 
 
-def test_updates_are_orthonormal_and_bytes_are_those_of_the_factors() -> None:
-    method, x = DionExchange(0.25), torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
-    (out,) = simulate([method.exchange(x.clone(), method.init(x), grace.Peer(0, 1, 0))])
+def orthonormal() -> None:
+    """The update becomes sqrt(m / l) U V^T of a gradient of low rank that stays: all its singular values are alike, whatever
+    those of the gradient are; and no update has a column of another length.
+    """
+    made = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(32, 8, generator=made)).Q
+    right = torch.linalg.qr(torch.randn(48, 8, generator=made)).Q
+    x = left @ torch.diag(2.0 ** -torch.arange(8.0)) @ right.T
+    method, out = DionExchange(0.25, mu=0.95), None
+    state = method.init(x)
+    for step in range(60):
+        (out,) = simulate([method.exchange(x.clone(), state, grace.Peer(0, 1, step))])
+        state = out.state
+        size = float(out.mean.norm())
+        assert size == pytest.approx((8 * 32 / 48) ** 0.5, rel=1e-4), "columns of unit length"
+    assert out is not None
+    torch.testing.assert_close(out.mean, (32 / 48) ** 0.5 * left @ right.T, atol=0.02, rtol=0)
     singular = torch.linalg.svdvals(out.mean)
-    torch.testing.assert_close(singular[:8], torch.full((8,), (32 / 48) ** 0.5), atol=0.1, rtol=0.1)
+    torch.testing.assert_close(singular[:8], torch.full((8,), (32 / 48) ** 0.5), atol=0.02, rtol=0)
     assert float(singular[8:].max()) < 1e-5
+
+
+def test_updates_are_orthonormal() -> None:
+    orthonormal()
+
+
+def as_they_are(p: Tensor) -> Tensor:
+    return p
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        ("orthonormalize", unit_rows),  # of unit length, but not orthogonal
+        ("unit_rows", as_they_are),  # P R^T, as long as the momentum
+        ("project_columns", lambda momentum, p: project_columns(momentum, p).flip(0)),  # columns that belong to others
+    ],
+)
+def test_updates_that_are_not_orthonormal_are_caught(
+    name: str, mutant: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"grace.optim.dion.{name}", mutant)
+    with pytest.raises(AssertionError):
+        orthonormal()
+
+
+def test_bytes_are_those_of_the_factors() -> None:
+    method, x = DionExchange(0.25), torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
     assert method.facts(x).payload == 4 * 8 * (32 + 48)
     sent: list[int] = []
     run = method.exchange(x.clone(), method.init(x), grace.Peer(0, 1, 0))

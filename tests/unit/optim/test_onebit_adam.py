@@ -165,9 +165,11 @@ def test_parameters_without_a_gradient_before_the_freeze_are_named() -> None:
 
 
 # ---- when to freeze -------------------------------------------------------------------------------------------------
-def freezes_at(scales: Callable[[int], float], rates: Callable[[int], float] = lambda step: 0.01) -> int | None:
+def freezes_at(
+    make: Callable[..., OneBitAdam], scales: Callable[[int], float], rates: Callable[[int], float] = lambda step: 0.01
+) -> int | None:
     """With beta2 = 0.9 the rule looks every 10 steps."""
-    workers = Workers(OneBitAdam, 2, lambda: Point(40, 40), betas=(0.9, 0.9), lr=0.01)
+    workers = Workers(make, 2, lambda: Point(40, 40), betas=(0.9, 0.9), lr=0.01)
     made = torch.Generator().manual_seed(0)
     for step in range(100):
         for optimizer in workers.optimizers:
@@ -179,11 +181,58 @@ def freezes_at(scales: Callable[[int], float], rates: Callable[[int], float] = l
     return None
 
 
+class Impatient(OneBitAdam):
+    """Freezes at the second look, however much v has fallen."""
+
+    def _look(self, step: int, corrected: float) -> Any:
+        if self._seen is not None:
+            self._seen = (0.0, self._seen[1])
+        yield from OneBitAdam._look(self, step, corrected)
+
+
+class IgnoresTheRate(OneBitAdam):
+    """Freezes while the learning rate rises."""
+
+    def _look(self, step: int, corrected: float) -> Any:
+        if self._seen is not None:
+            self._seen = (self._seen[0], float("inf"))
+        yield from OneBitAdam._look(self, step, corrected)
+
+
+class FromZero(OneBitAdam):
+    """Takes v as it is, which grows at first, wherever gradients go."""
+
+    def _look(self, step: int, corrected: float) -> Any:
+        yield from OneBitAdam._look(self, step, 1.0)
+
+
+class LooksAlways(OneBitAdam):
+    """Looks after each step, in which v hardly changes."""
+
+    def _consider_freezing(self, step: int) -> Any:
+        if self.freeze_step is None:
+            yield from self._look(step, 1 - 0.9**step)
+
+
+def waits(make: Callable[..., OneBitAdam]) -> None:
+    assert freezes_at(make, lambda step: 1.0) == 20  # the second look
+    assert freezes_at(make, lambda step: 0.5 if step >= 25 else 2.0 - step / 20) == 80
+    assert freezes_at(make, lambda step: 1.0 if step < 10 else 0.85) == 40
+    assert freezes_at(make, lambda step: 0.9**step) is None
+    assert freezes_at(make, lambda step: 1.0, lambda step: min(1.0, (step + 1) / 32) * 0.01) == 50
+
+
 def test_the_rule_waits_until_v_has_settled_and_the_learning_rate_has_risen() -> None:
-    assert freezes_at(lambda step: 1.0) == 20  # the second look
-    assert freezes_at(lambda step: 0.5 if step >= 25 else 2.0 - step / 20) == 80
-    assert freezes_at(lambda step: 0.9**step) is None
-    assert freezes_at(lambda step: 1.0, lambda step: min(1.0, (step + 1) / 32) * 0.01) == 50
+    waits(OneBitAdam)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "got"),
+    [(Impatient, "20 == 80"), (IgnoresTheRate, "20 == 50"), (FromZero, "20 == 40"), (LooksAlways, "== 20")],
+)
+def test_a_rule_that_does_not_wait_is_caught(mutant: type[OneBitAdam], got: str) -> None:
+    with pytest.raises(AssertionError, match=got):
+        waits(mutant)
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -205,16 +254,42 @@ def test_it_finds_a_known_optimum() -> None:
     assert grace.method(ONE_BIT) in {workers.optimizers[0].session.policy.method_for("x", goals[0], 0)}
 
 
-def test_a_compressed_step_sends_a_bit_for_each_number_both_ways() -> None:
-    workers = Workers(OneBitAdam, 2, lambda: Point(128, 64), freeze_step=1)
+class NeverCompresses(OneBitAdam):
+    """Averages momenta as they are."""
+
+    def _compressed_step(self, gradients: Any) -> Any:
+        yield from self._average(gradients)
+        return []
+
+
+def one_bit(make: Callable[..., OneBitAdam], world: int = 4, **knobs: Any) -> None:
+    """Each rank sends a bit for each number that another rank serves, and one to each other rank for what it serves itself."""
+    workers = Workers(make, world, lambda: Point(128, 64), freeze_step=1, **knobs)
     made = torch.Generator().manual_seed(0)
     sent = []
     for _ in range(3):
-        workers.step([[torch.randn(128, 64, generator=made)] for _ in range(2)])
+        workers.step([[torch.randn(128, 64, generator=made)] for _ in range(world)])
         sent.append(workers.optimizers[0].stats.traffic.sent)
     dense, compressed = sent[0], sent[2] - sent[1]
-    assert dense >= 4 * 128 * 64
-    assert compressed <= 2 * (128 * 64 / 8 / 2 + 64)
+    share = 128 * 64 * (world - 1) / world
+    assert dense >= 2 * 4 * share
+    bits = 8 * compressed / share
+    assert 2 <= bits <= 2.2
+
+
+def test_a_compressed_step_sends_a_bit_for_each_number_both_ways() -> None:
+    one_bit(OneBitAdam)
+
+
+@pytest.mark.parametrize(
+    ("make", "knobs", "got"),
+    [
+        (NeverCompresses, {}, "64"), (OneBitAdam, {"method": "efsignsgd"}, "4"), (OneBitAdam, {"method": "fp16"}, "32"),
+    ],
+)  # fmt: skip
+def test_more_bits_are_noticed(make: type[OneBitAdam], knobs: dict[str, Any], got: str) -> None:
+    with pytest.raises(AssertionError, match=rf"assert {got}\S* <= 2\.2"):
+        one_bit(make, **knobs)
 
 
 def test_the_correction_of_v_counts_the_gradients_that_v_has_seen() -> None:

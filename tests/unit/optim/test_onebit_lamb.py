@@ -26,8 +26,8 @@ def test_the_numbers_of_a_hand() -> None:
     assert ratio(torch.zeros(2), torch.ones(2), 0.0) == ratio(torch.zeros(0), torch.zeros(0), 0.0) == 1.0
 
 
-class Unlimited(OneBitLamb):
-    """Takes the coefficient as it was frozen."""
+class LosesTheFactor(OneBitLamb):
+    """Each factor is near 0.7, not near the last."""
 
     def _compressed_step(self, gradients: Any) -> Any:
         for _, _, _, state in self._each():
@@ -79,7 +79,8 @@ def reference(model: nn.Module, gradients: list[Tensor], state: dict[str, Any], 
         p.data = (x - lr * c * update).float()
 
 
-def is_lamb(make: Callable[..., OneBitLamb], world: int = 2) -> None:
+def is_lamb(make: Callable[..., OneBitLamb], world: int = 2, grown: float = 1.0, steps: int = 16) -> None:
+    """``grown``: gradients are so many times as large after the freeze."""
     workers = Workers(
         make,
         world,
@@ -92,24 +93,53 @@ def is_lamb(make: Callable[..., OneBitLamb], world: int = 2) -> None:
         method=everything("none"),
     )
     single, state = small(), dict[str, Any]()
-    for step in range(16):
-        workers.train(range(step, step + 1))
+    for step in range(steps):
+        scale = grown if step >= 8 else 1.0
+        for rank, model in enumerate(workers.models):
+            model.zero_grad()
+            (scale * loss_of(model, step, rank)).backward()
+        workers.step()
         single.zero_grad()
-        torch.stack([loss_of(single, step, rank) for rank in range(world)]).mean().backward()
+        (scale * torch.stack([loss_of(single, step, rank) for rank in range(world)]).mean()).backward()
         gradients = [p.grad for p in single.parameters() if p.grad is not None]
         reference(single, gradients, state, 8)
         torch.testing.assert_close(flat(workers.models[0]), flat(single), atol=2e-5, rtol=1e-4)
     factors = [float(held["factor"]) for held in workers.optimizers[0].state.values()]
-    assert max(factors) > 1.05
+    assert max(factors) > 1.05 if grown == 1 else min(factors) == 0.5
     weights = [float(held["weight"]) for held in workers.optimizers[0].state.values()]
     assert max(weights) > 1.2 * min(weights)
 
 
 def test_with_an_exact_method_it_is_lamb() -> None:
     is_lamb(OneBitLamb)
+    is_lamb(OneBitLamb, grown=5.0)
 
 
-@pytest.mark.parametrize("mutant", [Unlimited, Unweighted])
+def unlimited(factor: Tensor, last: Tensor) -> Tensor:
+    """As the variances say."""
+    return factor
+
+
+def without_bounds(factor: Tensor, last: Tensor) -> Tensor:
+    """Limits the change from step to step alone."""
+    return torch.minimum(torch.maximum(factor, last * 0.9), last * 1.1)
+
+
+def jumps(factor: Tensor, last: Tensor) -> Tensor:
+    """Limits the factor alone."""
+    return factor.clamp(0.5, 4.0)
+
+
+@pytest.mark.parametrize("mutant", [unlimited, without_bounds, jumps])
+def test_factors_beyond_their_limits_are_caught(
+    mutant: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grace.optim.onebit_lamb.limit", mutant)
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        is_lamb(OneBitLamb, grown=5.0)
+
+
+@pytest.mark.parametrize("mutant", [LosesTheFactor, Unweighted])
 def test_another_lamb_is_caught(mutant: type[OneBitLamb]) -> None:
     with pytest.raises(AssertionError):
         is_lamb(mutant)

@@ -71,8 +71,33 @@ def test_the_numbers_of_a_hand_catch(mutant: type[ZeroOneAdam]) -> None:
         hand(mutant)
 
 
-def test_v_is_refreshed_ever_more_rarely() -> None:
-    workers = Workers(ZeroOneAdam, 2, lambda: Point(40, 40), freeze_step=40, kappa=2)
+class RefreshesAlways(ZeroOneAdam):
+    """Refreshes v at each step."""
+
+    def _update(self, gradients: Any) -> Any:
+        self._refresh = self.steps
+        return (yield from ZeroOneAdam._update(self, gradients))
+
+
+class DoublesAtOnce(ZeroOneAdam):
+    """Forgets kappa: the distance doubles after each refresh."""
+
+    def __init__(self, *args: Any, **knobs: Any):
+        ZeroOneAdam.__init__(self, *args, **{**knobs, "kappa": 1})
+
+
+class TakesCompressed(ZeroOneAdam):
+    """v takes compressed gradients, too, in steps without a refresh."""
+
+    def _update(self, gradients: Any) -> Any:
+        bad = yield from ZeroOneAdam._update(self, gradients)
+        for _, _, _, state in self._each():
+            state["exp_avg_sq"].addcmul_(state["exp_avg"], state["exp_avg"], value=0.1)
+        return bad
+
+
+def refreshes_rarely(make: Callable[..., ZeroOneAdam]) -> None:
+    workers = Workers(make, 2, lambda: Point(40, 40), freeze_step=40, kappa=2)
     made = torch.Generator().manual_seed(0)
     refreshed, sent, last = [], [], torch.zeros(())
     for step in range(24):
@@ -87,8 +112,41 @@ def test_v_is_refreshed_ever_more_rarely() -> None:
     assert all((size > 1600 * 4 / 2) == (step in refreshed) for step, size in enumerate(sent))
 
 
-def test_windows_grow_and_are_equal_at_their_ends() -> None:
-    workers = Workers(ZeroOneAdam, 2, small, lr=0.01, freeze_step=20, double_every=4, max_interval=4)
+def test_v_is_refreshed_ever_more_rarely() -> None:
+    refreshes_rarely(ZeroOneAdam)
+
+
+@pytest.mark.parametrize("mutant", [RefreshesAlways, DoublesAtOnce, TakesCompressed])
+def test_another_schedule_of_refreshes_is_caught(mutant: type[ZeroOneAdam]) -> None:
+    with pytest.raises(AssertionError, match=r"assert \[0, 1, .*\] == \[0, 1, 2, 4, 6, 10, "):
+        refreshes_rarely(mutant)
+
+
+class NeverGrows(ZeroOneAdam):
+    @property
+    def interval(self) -> int:
+        return 1
+
+
+class GrowsForEver(ZeroOneAdam):
+    """Takes no notice of max_interval."""
+
+    @property
+    def interval(self) -> int:
+        begun = max(0, self.steps - self._taken - self.freeze_step)
+        return 1 << begun // self.double_every
+
+
+class CountsFromTheStart(ZeroOneAdam):
+    """Windows double with all steps, not with local ones."""
+
+    @property
+    def interval(self) -> int:
+        return min(self.max_interval, 1 << (self.steps - self._taken) // self.double_every)
+
+
+def windows_grow(make: Callable[..., ZeroOneAdam]) -> None:
+    workers = Workers(make, 2, small, lr=0.01, freeze_step=20, double_every=4, max_interval=4)
     start = small().get_parameter("0.weight").detach()[ROWS - UNUSED :]
     equal_after, rounds = [], []
     for step in range(44):
@@ -102,6 +160,21 @@ def test_windows_grow_and_are_equal_at_their_ends() -> None:
     assert windows == [20, 21, 22, 23, 25, 27, 31, 35, 39, 43]
     assert all((count > 0) == (step < 20 or step in windows) for step, count in enumerate(rounds))
     assert torch.equal(workers.models[0].get_parameter("0.weight").detach()[ROWS - UNUSED :], start)
+
+
+def test_windows_grow_and_are_equal_at_their_ends() -> None:
+    windows_grow(ZeroOneAdam)
+
+
+@pytest.mark.parametrize("mutant", [NeverGrows, GrowsForEver, CountsFromTheStart])
+def test_other_windows_are_caught(mutant: type[ZeroOneAdam]) -> None:
+    with pytest.raises(AssertionError, match=r"\] == \[20, 21, 22, 23, 25, 27, "):
+        windows_grow(mutant)
+
+
+def test_windows_that_do_not_end_equal_are_caught() -> None:
+    with pytest.raises(AssertionError):
+        windows_grow(NeverBack)
 
 
 def test_a_window_can_be_ended_early_and_dropped() -> None:

@@ -221,6 +221,13 @@ def test_a_compressor_that_is_not_registered_has_no_recipe() -> None:
         ("TOPKK", "unknown method 'TOPKK'; did you mean 'topk'"),
         ("signs", "did you mean 'signsgd', 'signum' or 'efsignsgd'?"),
         ("zzz", "unknown method 'zzz'. grace list prints all methods. If it is your own, import the module"),
+        (
+            "diloco:every=32",
+            "'diloco' is an outer loop, not a method, which compresses the gradients of every step; use it as "
+            'grace.outer(model, optimizer, "diloco:every=32"), or read on: grace explain diloco',
+        ),
+        ("OneBitAdam", "'OneBitAdam' is an optimizer, not a method"),
+        ("choco", "'choco' is a kind of gossip, not a method"),
         ("topk:memory=zzz", "unknown memory 'zzz'. Legal: dgc, "),
         ("topk:ration=0.1", "unknown knob of topk 'ration'; did you mean 'ratio'"),
         ("topk:communicator=allgahter", "unknown communicator 'allgahter'; did you mean 'allgather'"),

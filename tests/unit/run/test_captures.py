@@ -16,7 +16,8 @@ from grace.compute import backends
 from grace.errors import ConfigurationError, GraceError, StepMismatch
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
-from grace.registry.policy import Policy
+from grace.methods import efsignsgd, signsgd
+from grace.registry.policy import Policy, Rule
 from grace.run.captures import Captures
 from grace.run.options import Options
 from grace.run.session import Session
@@ -60,6 +61,7 @@ def gradients(step: int) -> list[dict[str, Tensor]]:
     for rank in range(W):
         generator = torch.Generator().manual_seed(10 * step + rank)
         out.append({"w": torch.randn(20, 10, generator=generator), "v": torch.randn(37, generator=generator)})
+    out[0]["v"][::3] = 0.0  # zeros vote, in another way in each step
     if step == 3:
         out[1]["w"][3, 3] = math.nan
     return out
@@ -86,10 +88,12 @@ def eager(spec: str, steps: int) -> tuple[list[Worker], list[dict[str, Tensor]]]
 
 
 def captured(
-    spec: str, steps: int, captures: type[Captures] = Captures
+    spec: str, steps: int, captures: type[Captures] = Captures, plans: bool = True
 ) -> tuple[list[Worker], list[dict[str, Tensor]]]:
     """A step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
     workers = make(spec)
+    for worker in workers:
+        worker.plans = plans
     exchange(workers, gradients(0))
     for worker in workers:
         worker._captures.__class__ = captures
@@ -121,6 +125,8 @@ def captured(
 SPECS = [
     "topk:ratio=0.2", "efsignsgd", "onebit", "none", "bf16", "powersgd:rank=2,min_rate=0.1", "signsgd:memory=none",
     "gradzip:rank=2,min_rate=0.1",
+    "efsignsgd:memory=none", "signum", "signsgd:zero=plus,memory=none",
+    "powersgd:rank=2,min_rate=0.1,start_step=1", "topk:ratio=0.2,start=1", "topk:ratio=steps(0:0.5, 1:0.2)",
     "qsgd:bits=4", "efsignsgd:beta=0.7", "natural", "fp8:stochastic=true", "terngrad", "randomk:ratio=0.2", "drive:block=16",
 ]  # fmt: skip
 
@@ -146,7 +152,7 @@ def test_replays_are_steps(spec: str):
 class NotCopied(Captures):
     """The new state takes the old one's place, as without a graph."""
 
-    def keep_old_state(self, old, out, undoes):
+    def keep_old_state(self, name, old, out, undoes):
         return out
 
 
@@ -155,6 +161,23 @@ def test_a_state_that_moves_is_noticed():
     assert not all(
         torch.equal(a["w"].nan_to_num(7), b["w"].nan_to_num(7)) for a, b in zip(expected[1:], replayed, strict=True)
     )
+
+
+VOTERS = [("signsgd:memory=none", signsgd), ("signum", signsgd), ("efsignsgd:memory=none", efsignsgd)]
+
+
+@pytest.mark.parametrize("plans", [True, False])
+@pytest.mark.parametrize(("spec", "module"), VOTERS)
+def test_zeros_vote_by_the_step_of_the_replay(spec: str, module: Any, plans: bool, monkeypatch: pytest.MonkeyPatch):
+    """And not by that of the capture, which the mutant does."""
+
+    def same() -> bool:
+        pairs = zip(eager(spec, 3)[1][1:], captured(spec, 3, plans=plans)[1], strict=True)
+        return all(torch.equal(a[name], b[name]) for a, b in pairs for name in ("w", "v"))
+
+    assert same()
+    monkeypatch.setattr(module, "with_phase", lambda encode, rng, written=(): encode((rng.rank or 0) + rng.step))
+    assert not same()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +196,61 @@ def test_what_a_graph_cannot_repeat_is_refused_at_once(spec: str, why: str):
     with pretend_capturing(), pytest.raises(ConfigurationError, match=why) as raised:
         exchange(workers, gradients(0))
     assert "such as topk, efsignsgd" in str(raised.value)
+
+
+@pytest.mark.parametrize("bucket", [True, False])
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (
+            "topk:ratio=0.2,start=2",
+            "start=2: at step 1 it has not begun, and replays never would; capture a step from 2 on",
+        ),
+        ("powersgd:rank=2,min_rate=0.1,start_step=3", "start_step=3: at step 1 it has not begun"),
+        (
+            "topk:ratio=steps(0:0.5, 2:0.2)",
+            r"ratio=steps\(0:0.5, 2:0.2\) changes after step 1, and in replays it would not",
+        ),
+        ("qsgd:bits=linear(8->4, 100 steps)", r"bits=linear\(8->4, 100 steps\) changes after step 1"),
+    ],
+)
+def test_what_is_still_to_begin_or_to_change_is_refused(spec: str, why: str, bucket: bool):
+    workers = make(spec)
+    for worker in workers:
+        worker.plans = bucket
+    exchange(workers, gradients(0))
+    with pretend_capturing(), pytest.raises(ConfigurationError, match=why):
+        exchange(workers, gradients(0))
+
+
+@pytest.mark.parametrize("limits", [{"until_step": 2}, {"until_step": 1}])
+def test_rules_that_are_still_to_begin_or_to_end_are_refused(limits: dict[str, int]):
+    rules = [Rule("*", "none", **limits), Rule("*", "topk:ratio=0.2")]
+    workers = [Worker(Policy(rules), rank, W, Options()) for rank in range(W)]
+    exchange(workers, gradients(0))
+    if limits["until_step"] == 1:
+        with pretend_capturing():
+            exchange(workers, gradients(1))
+        return
+    with pretend_capturing(), pytest.raises(ConfigurationError, match="until_step=2 begins or ends after step 1"):
+        exchange(workers, gradients(1))
+
+
+def test_a_replay_of_a_memory_that_has_moved_is_refused():
+    """A step without the graph gives the tensor another memory; the graph goes on with the old one."""
+    workers = make("topk:ratio=0.2")
+    exchange(workers, gradients(0))
+    for _ in range(2):  # a new capture is right again
+        with pretend_capturing(), Graph() as graph:
+            exchange(workers, gradients(1))
+        graph.replay()
+        for worker in workers:
+            worker.replayed()
+        exchange(workers, gradients(2))
+        graph.replay()
+        for worker in workers:
+            with pytest.raises(GraceError, match="'w': since the capture a step was made without the graph"):
+                worker.replayed()
 
 
 @pytest.mark.parametrize("spec", ["topk:follow_lr=true", "efsignsgd:memory=distef,follow_lr=true"])

@@ -52,6 +52,7 @@ def test_what_is_forgotten_is_not_acted_on() -> None:
     findings.forget()
     findings.wait(debts)
     assert findings.seen == 0
+    findings.pending.owing |= {"good", "other"}
     findings.pending.flags += [(3, "good", torch.tensor(True)), (3, "other", torch.tensor(False))]
     with pytest.raises(NonFiniteError, match="'other'"):
         findings.wait(debts)

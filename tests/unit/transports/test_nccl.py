@@ -188,6 +188,25 @@ def test_streams_of_nccl_have_a_high_priority(seconds: int | None, monkeypatch: 
     assert "pg_options" not in asked[1]
 
 
+@pytest.mark.parametrize(("world", "splits"), [(2, True), (3, False)])
+def test_a_group_of_some_ranks_splits_no_communicator_of_all(world: int, splits: bool, monkeypatch: pytest.MonkeyPatch):
+    """If the default group is bound to a device, torch splits NCCL's communicator, which all its ranks must enter: the others
+    make no group at that moment, and this one would wait for ever.
+    """
+    module: Any = dist.distributed_c10d
+    assert "_get_split_source" in module._new_process_group_helper.__code__.co_names, "what torch asks then"
+    sources: list[Any] = []
+    monkeypatch.setattr(module, "_get_split_source", lambda group: "the communicator of all")
+    monkeypatch.setattr(
+        dist, "new_group", lambda *_args, **_kwargs: sources.append(module._get_split_source("default"))
+    )
+    monkeypatch.setattr(dist, "get_world_size", lambda: world)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    torch_distributed._make_group(None, [0, 1], "model")
+    assert sources == ["the communicator of all" if splits else None]
+    assert module._get_split_source("default") == "the communicator of all"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_it", [True, False])
 def test_a_mean_is_multiplied_by_nccl_where_it_rounds_alike(

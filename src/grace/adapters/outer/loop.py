@@ -131,7 +131,7 @@ class OuterLoop(Resuming):
             f"a step here is a round: {self.settings.every} local steps and their exchange; that a method may be used rests "
             "on runs that exchanged gradients in each step"
         )
-        return replace(Site.of(self._session), note=note)
+        return replace(Site.of(self._session), note=note, beyond=("the changes of several local steps",))
 
     # ---- during training --------------------------------------------------------------------------------------------
     def step(self) -> None:

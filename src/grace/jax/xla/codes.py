@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from grace.jax.xla.random import Array
-from grace.kernels.index_lists import elias_fano_split, index_bits, layout
+from grace.kernels.index_codes.fixed import elias_fano_split, index_bits, layout
 from grace.kernels.packing import TRITS_PER_BYTE, packed_bytes, packed_trits_bytes
 
 

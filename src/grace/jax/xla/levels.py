@@ -11,7 +11,7 @@ from grace.jax.xla.exact import product, quotient
 from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, lanes
 from grace.kernels import block_count
-from grace.kernels.levels.codes import code_bits, code_bytes
+from grace.kernels.stochastic_levels.codes import code_bits, code_bytes
 
 _TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
 _MOST = 127  # levels: with 16 bits more, float32 is exhausted

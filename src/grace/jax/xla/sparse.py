@@ -12,7 +12,7 @@ from grace.jax.xla.codec import Codec, scale_by
 from grace.jax.xla.codes import decode_indices, encode_indices, indices_bytes, join, split
 from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array
-from grace.kernels.index_lists.codes import fixed_code, varies
+from grace.kernels.index_codes.codes import fixed_code, varies
 from grace.methods.common.counts import count_kept
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
-from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -64,14 +64,14 @@ def sum_affine(
 
 
 @operation
-def encode_affine_many(message: Tensor, many: Many, bits: int, block: int, step: int | None) -> Tensor:
+def encode_affine_many(message: Tensor, many: TensorList, bits: int, block: int, step: int | None) -> Tensor:
     """As :func:`encode_affine` for each tensor, into its place in ``message [s]`` uint8, at random by its stream at this step,
     or to the nearest if there is none: ``[T]`` bool, which were finite.
     """
 
 
 @operation
-def sum_affine_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor:
+def sum_affine_many(rows: Tensor, many: TensorList, bits: int, block: int, weight: float) -> Tensor:
     """As :func:`sum_affine` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as a
     sender writes.
     """

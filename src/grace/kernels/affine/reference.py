@@ -15,9 +15,9 @@ from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.affine import BAD_RANGE, LARGEST, WIDEST, affine_bytes
 from grace.kernels.blocks import block_count, clip_block, repeat_by_block
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -56,7 +56,7 @@ def sum_affine(
         out.add_(unpack(packed, bits, n).float().mul_(step).add_(least))
 
 
-def encode_affine_many(message: Tensor, many: Many, bits: int, block: int, step: int | None) -> Tensor:
+def encode_affine_many(message: Tensor, many: TensorList, bits: int, block: int, step: int | None) -> Tensor:
     streams = [None if step is None else replace(stream, step=step) for stream in many.streams]
 
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
@@ -65,7 +65,7 @@ def encode_affine_many(message: Tensor, many: Many, bits: int, block: int, step:
     return encode_each(message, many, encode)
 
 
-def sum_affine_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor:
+def sum_affine_many(rows: Tensor, many: TensorList, bits: int, block: int, weight: float) -> Tensor:
     widths = [affine_bytes(n, bits, block) for n in many.sizes]
     return sum_each(rows, many, widths, lambda received, out: sum_affine(received, out, bits, block, weight))
 

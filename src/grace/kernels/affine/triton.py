@@ -12,10 +12,11 @@ from torch import Tensor
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.affine import BAD_RANGE, affine_bytes
-from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
-from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
-from grace.kernels.tiles.triton import (
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.jobs import Job, Rows, Tensors, add_up, add_up_many, span_of
+from grace.kernels.tensor_list.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.triton import mark_if, negated, round_half_even, store_codes, store_tile
+from grace.kernels.triton.tiles import (
     fields_of_blocks,
     lanes_of,
     least_of_blocks,
@@ -25,7 +26,6 @@ from grace.kernels.tiles.triton import (
     store_fields,
     sum_of_tile,
 )
-from grace.kernels.triton import mark_if, negated, round_half_even, store_codes, store_tile
 from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def encode_affine(
     return out
 
 
-def encode_affine_many(message: Tensor, many: Many, bits: int, block: int, step: int | None) -> Tensor:
+def encode_affine_many(message: Tensor, many: TensorList, bits: int, block: int, step: int | None) -> Tensor:
     out: Tensor = _write(Tensors(message, many, step), bits, block, step is not None)
     return out
 
@@ -125,5 +125,5 @@ def sum_affine(
     marks.refuse(0, lambda: PayloadError(BAD_RANGE))
 
 
-def sum_affine_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor:
+def sum_affine_many(rows: Tensor, many: TensorList, bits: int, block: int, weight: float) -> Tensor:
     return add_up_many(_sum, rows, many, block, weight, 1, BITS=bits)

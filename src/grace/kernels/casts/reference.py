@@ -7,12 +7,12 @@ import functools
 import torch
 from torch import Tensor
 
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each
 from grace.kernels.sums.reference import add_scaled_
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each
 
 
-def encode_casts_many(message: Tensor, many: Many, dtype: torch.dtype) -> Tensor:
+def encode_casts_many(message: Tensor, many: TensorList, dtype: torch.dtype) -> Tensor:
     return encode_each(message, many, functools.partial(_encode, dtype))
 
 
@@ -27,7 +27,7 @@ def _encode(dtype: torch.dtype, t: int, x: Tensor, memory: Tensor | None, rest: 
     return wire.contiguous().view(torch.uint8), finite
 
 
-def sum_casts_many(rows: Tensor, many: Many, dtype: torch.dtype, weight: float) -> None:
+def sum_casts_many(rows: Tensor, many: TensorList, dtype: torch.dtype, weight: float) -> None:
     outs = [row for x in many.xs for row in x]
     for out, place in zip(outs, many.places, strict=True):
         out.zero_()

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, launch
-from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
-from grace.kernels.staging.triton import store_rounded
+from grace.kernels.multi_tensor.triton import store_rounded
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, store_tile
 
 
@@ -55,7 +55,7 @@ def _sum(table, programs, like, wires, W, stride, weight, EVEN: tl.constexpr, TI
     store_tile(x + start + i, total, inside, full)
 
 
-def encode_casts_many(message: Tensor, many: Many, dtype: torch.dtype) -> Tensor:
+def encode_casts_many(message: Tensor, many: TensorList, dtype: torch.dtype) -> Tensor:
     tiles, marks = many.tiles(TILE), many.marks()
     launch(_encode, (tiles.shape[0],), many.table, tiles, many.like, message.view(dtype), marks.clean,
            torch.finfo(dtype).max, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, EVEN=many.even,
@@ -63,7 +63,7 @@ def encode_casts_many(message: Tensor, many: Many, dtype: torch.dtype) -> Tensor
     return many.all_of(marks.clean)
 
 
-def sum_casts_many(rows: Tensor, many: Many, dtype: torch.dtype, weight: float) -> None:
+def sum_casts_many(rows: Tensor, many: TensorList, dtype: torch.dtype, weight: float) -> None:
     tiles, numbers = many.tiles(TILE), rows.view(dtype)
     launch(_sum, (tiles.shape[0],), many.table, tiles, many.like, numbers, len(numbers), numbers.stride(0), weight,
            EVEN=many.even, TILE=TILE)  # fmt: skip

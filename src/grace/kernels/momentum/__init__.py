@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 
 __all__ = ["accelerate", "accelerate_many", "forget_many", "forget_sent"]
 
@@ -23,7 +23,7 @@ def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> None:
 
 
 @operation
-def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, nesterov: bool) -> None:
+def accelerate_many(like: Tensor, many: TensorList, rooms: TensorList, momentum: float, *, nesterov: bool) -> None:
     """Updates the memories ``[2, n]``, u and v, of T tensors x ``[1, n]``: the new velocity ``u' = m u + x`` (nesterov:
     ``m (u + x)``) goes to the first rows of their rests ``[2, n]``.
 
@@ -34,7 +34,7 @@ def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, n
 
 
 @operation
-def forget_many(masked: Tensor, many: Many, *, nesterov: bool) -> None:
+def forget_many(masked: Tensor, many: TensorList, *, nesterov: bool) -> None:
     """After :func:`accelerate_many`: :func:`forget_sent` for each tensor whose number in ``masked`` int32 ``[T]`` is not 0, of
     whose debt the second row of the rest holds what was not sent. xs are read for nesterov only.
     """

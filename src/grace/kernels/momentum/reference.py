@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 
 
 def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
@@ -22,7 +22,7 @@ def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> None:
     u.masked_fill_((p if x is None else p.add_(x)) != rest, 0.0)
 
 
-def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, nesterov: bool) -> None:
+def accelerate_many(like: Tensor, many: TensorList, rooms: TensorList, momentum: float, *, nesterov: bool) -> None:
     assert many.memories is not None
     assert many.rests is not None
     for t, (x, (u, v), (after, _)) in enumerate(zip(many.xs, many.memories, many.rests, strict=True)):
@@ -36,7 +36,7 @@ def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, n
             rooms.xs[t][0] = after
 
 
-def forget_many(masked: Tensor, many: Many, *, nesterov: bool) -> None:
+def forget_many(masked: Tensor, many: TensorList, *, nesterov: bool) -> None:
     assert many.memories is not None
     assert many.rests is not None
     marks = zip(masked.unbind(), many.xs, many.memories, many.rests, strict=True)

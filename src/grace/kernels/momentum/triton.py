@@ -11,8 +11,8 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, check_rows, launch
 from grace.kernels.blocks import block_count
-from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import load_number
 
 
@@ -100,13 +100,13 @@ def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> Any:
     return None
 
 
-def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, nesterov: bool) -> None:
+def accelerate_many(like: Tensor, many: TensorList, rooms: TensorList, momentum: float, *, nesterov: bool) -> None:
     tiles = many.tiles(TILE)
     launch(_accelerate_many, (len(tiles),), many.table, tiles, many.like, rooms.table, momentum, NESTEROV=nesterov,
            EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
 
 
-def forget_many(masked: Tensor, many: Many, *, nesterov: bool) -> None:
+def forget_many(masked: Tensor, many: TensorList, *, nesterov: bool) -> None:
     tiles = many.tiles(TILE)
     launch(
         _forget_many, (len(tiles),), many.table, tiles, many.like, masked, NESTEROV=nesterov, EVEN=many.even, TILE=TILE

@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, launch
-from grace.kernels.bit_streams.triton import load_bits, pack_byte
 from grace.kernels.blocks import block_count
 from grace.kernels.packing import packed_bytes, packed_trits_bytes
 from grace.kernels.triton import load_digit
+from grace.kernels.triton.bit_streams import load_bits, pack_byte
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 

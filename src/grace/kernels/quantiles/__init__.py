@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -88,7 +88,7 @@ def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float
 
 @operation
 def encode_quantiles_many(
-    message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+    message: Tensor, many: TensorList, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
 ) -> Tensor:
     """As :func:`encode_quantiles` for each of T tensors, into its place in ``message [s]`` uint8, with the stream of the
     tensor at this step: ``[T]`` bool, which of them were finite. ``seen``: of each row.
@@ -96,7 +96,7 @@ def encode_quantiles_many(
 
 
 @operation
-def sum_quantiles_many(rows: Tensor, many: Many, q: int, weight: float) -> Tensor:
+def sum_quantiles_many(rows: Tensor, many: TensorList, q: int, weight: float) -> Tensor:
     """As :func:`sum_quantiles` for each of T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x:
     ``[T]`` bool, which had wires such as a sender writes.
     """

@@ -13,11 +13,11 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.quantiles import BAD_MEAN, code_bits, quantile_bytes
 from grace.kernels.sums import add_scaled_
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -72,7 +72,7 @@ def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float
 
 
 def encode_quantiles_many(
-    message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+    message: Tensor, many: TensorList, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
 ) -> Tensor:
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         rng = replace(many.streams[t], step=step)
@@ -81,6 +81,6 @@ def encode_quantiles_many(
     return encode_each(message, many, encode)
 
 
-def sum_quantiles_many(rows: Tensor, many: Many, q: int, weight: float) -> Tensor:
+def sum_quantiles_many(rows: Tensor, many: TensorList, q: int, weight: float) -> Tensor:
     widths = [quantile_bytes(n, q) for n in many.sizes]
     return sum_each(rows, many, widths, lambda received, out: sum_quantiles(received, out, q, weight))

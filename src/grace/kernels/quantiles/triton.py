@@ -15,13 +15,12 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, launch
 from grace.errors import PayloadError
-from grace.kernels.bit_streams.triton import reaching
-from grace.kernels.many import Many
-from grace.kernels.many.jobs import add_up, add_up_many
-from grace.kernels.many.triton import adder_at, code_width, numbers_of, so_far, tensor_of, tile_of, wire_of
 from grace.kernels.quantiles import BAD_MEAN, bad_code, code_bits, quantile_bytes
-from grace.kernels.subsets import Drawing
-from grace.kernels.subsets.triton import Subsets
+from grace.kernels.random_masks import Drawing
+from grace.kernels.random_masks.triton import Subsets
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.jobs import add_up, add_up_many
+from grace.kernels.tensor_list.triton import adder_at, code_width, numbers_of, so_far, tensor_of, tile_of, wire_of
 from grace.kernels.triton import (
     load_code,
     load_float,
@@ -35,6 +34,7 @@ from grace.kernels.triton import (
     store_tile,
     word_of,
 )
+from grace.kernels.triton.bit_streams import reaching
 
 _LANES = 1024  # numbers that are added side by side
 
@@ -256,7 +256,7 @@ def cut_rows(
 
 
 def add_buckets(
-    cells: Tensor, many: Many, q: int, message: Tensor | None, listed: Tensor | None
+    cells: Tensor, many: TensorList, q: int, message: Tensor | None, listed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(``[rows, q]``: the means of buckets; int64 ``[rows q + 1]``: how many numbers come before each). ``cells`` int32: which
     of all buckets each number is in, or one behind the last. They go to the wires in ``message [s]`` uint8; or without one
@@ -277,7 +277,7 @@ def add_buckets(
 
 
 def encode_quantiles_many(
-    message: Tensor, many: Many, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+    message: Tensor, many: TensorList, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
 ) -> Tensor:
     device, tiles, heads, held = many.device, many.tiles(TILE), many.heads(1), many.rests is not None
     bits, shapes, marks = code_bits(q), many.kept(seen), Marks(message, 3 * len(many))
@@ -296,7 +296,7 @@ def encode_quantiles_many(
     return many.all_of(marks.clean.view(-1, 3)[:, 0].contiguous())
 
 
-def _sample_rows(keys: Tensor, many: Many, seen: tuple[int, ...], shapes: Tensor, step: int) -> None:
+def _sample_rows(keys: Tensor, many: TensorList, seen: tuple[int, ...], shapes: Tensor, step: int) -> None:
     """The keys of those rows of which a subset is seen."""
     sampled = [row for row, (n, m) in enumerate(zip(many.sizes, seen, strict=True)) if m < n]
     if not sampled:
@@ -313,10 +313,10 @@ def _sample_rows(keys: Tensor, many: Many, seen: tuple[int, ...], shapes: Tensor
            HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
-def _drawn(many: Many, sampled: Sequence[int], places: Sequence[int]) -> Many:
+def _drawn(many: TensorList, sampled: Sequence[int], places: Sequence[int]) -> TensorList:
     """These rows, each as a tensor of its own, with the stream of its tensor, and where its subset is listed."""
     streams = [many.streams[row // many.rows] for row in sampled]
-    return Many([many.sizes[row] for row in sampled], places, streams, many.device)
+    return TensorList([many.sizes[row] for row in sampled], places, streams, many.device)
 
 
 def _pairs(left: Sequence[int], right: Sequence[int]) -> list[int]:
@@ -330,5 +330,5 @@ def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float
     marks.refuse(1, lambda: PayloadError(bad_code(q)))
 
 
-def sum_quantiles_many(rows: Tensor, many: Many, q: int, weight: float) -> Tensor:
+def sum_quantiles_many(rows: Tensor, many: TensorList, q: int, weight: float) -> Tensor:
     return add_up_many(_sum, rows, many, max(many.sizes), weight, 2, q, BITS=code_bits(q))

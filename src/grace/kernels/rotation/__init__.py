@@ -11,15 +11,15 @@ Sylvester's Hadamard matrix over sqrt(h), D the random signs of a stream, the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
-from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CENTROIDS",
     "MOST_AT_ONCE",
+    "CentroidCode",
     "encode_rotated",
     "encode_rotated_many",
     "hadamard",
@@ -36,7 +37,6 @@ __all__ = [
     "rotate_many",
     "rotate_norms",
     "rotate_norms_many",
-    "rotated_bytes",
     "sum_rotated",
     "sum_rotated_many",
 ]
@@ -53,9 +53,20 @@ KEY = 8  # bytes of the key of a stream, in front of a wire that was rotated in 
 BAD_SCALE = "field 'scales' must be finite and not negative, and small enough for its codes"
 
 
-def rotated_bytes(n: int, bits: int, block: int, *, private: bool = False) -> int:
-    """Bytes of the wire of n numbers; ``private``: with a key in front."""
-    return KEY * private + 4 * block_count(n, block) + packed_bytes(n, bits)
+class CentroidCode(NamedTuple):
+    """Codes of 1 to 4 bits, for rotated blocks of so many numbers, a power of two from 2 to 65536.
+
+    unbiased: which scale a block has. private: the wires begin with the key of the stream that rotated them.
+    """
+
+    bits: int
+    block: int
+    unbiased: bool = True
+    private: bool = False
+
+    def payload(self, n: int) -> int:
+        """Bytes of the wire of n numbers."""
+        return KEY * self.private + 4 * block_count(n, self.block) + packed_bytes(n, self.bits)
 
 
 @operation
@@ -94,41 +105,25 @@ def rotate_norms(
 
 @operation
 def encode_rotated(
-    rows: Tensor,
-    bits: int,
-    block: int,
-    unbiased: bool,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
-    *,
-    private: bool = False,
+    rows: Tensor, code: CentroidCode, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
     A number of a block y of R p becomes the code of the centroid c nearest to it in units of the block's root mean square, of
     two equally near ones the larger. The block's scale is that unit times ``|u|^2 / <c, u>`` (unbiased) or ``<c, u> / |c|^2``,
     u = y in that unit; no larger than what keeps all numbers finite. ``rest``, which may be ``rows``, becomes p minus what
-    the wire says. If p is not finite, wire and rest mean nothing. ``private``: the wires begin with the key of ``rng``.
+    the wire says. If p is not finite, wire and rest mean nothing.
 
-    Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 1 to 4, block a power of two from 2 to 65536.
+    Rows, memory and rest are float32 ``[b, n]``, contiguous.
     """
 
 
 @operation
 def sum_rotated(
-    received: Sequence[Tensor],
-    out: Tensor,
-    bits: int,
-    block: int,
-    weight: float,
-    rng: Stream,
-    *,
-    add: bool = False,
-    private: bool = False,
+    received: Sequence[Tensor], out: Tensor, code: CentroidCode, weight: float, rng: Stream, *, add: bool = False
 ) -> None:
     """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say. Those of one
-    rotation are added up in order as they are, rotated, and rotated back once. ``private``: each row of each wire is rotated
+    rotation are added up in order as they are, rotated, and rotated back once. In private each row of each wire is rotated
     back by its own key, at the step of ``rng``, and added to ``out``, one after the other: D differs, so nothing is shared.
 
     Raises:
@@ -137,26 +132,22 @@ def sum_rotated(
 
 
 @operation
-def encode_rotated_many(
-    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
-) -> Tensor:
+def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, step: int) -> Tensor:
     """As :func:`encode_rotated` for each tensor, into its place in ``message [s]`` uint8, with the stream that all ranks
-    share, or with ``private`` the tensor's own, forked by 0, at this step: ``[T]`` bool, which were finite. Overwrites
+    share, or in private the tensor's own, forked by 0, at this step: ``[T]`` bool, which were finite. Overwrites
     ``many.work``.
     """
 
 
 @operation
-def sum_rotated_many(
-    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
-) -> Tensor:
+def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight: float, step: int) -> Tensor:
     """As :func:`sum_rotated` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as
-    a sender writes. With ``private`` a block is of at most 4,096 numbers: :data:`MOST_AT_ONCE`.
+    a sender writes. In private a block is of at most 4,096 numbers: :data:`MOST_AT_ONCE`.
     """
 
 
 @operation
-def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
+def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int) -> Tensor:
     """Sets the xs of ``into``, float32, to ``R p`` for ``p = x + memory`` of each tensor of ``many``, as
     :func:`rotate_blocks` with the stream that all ranks share, forked by ``salt``: ``[T]`` bool, which p were finite. The xs
     of both may be the same, and are on the device of ``storage``, of any shape.
@@ -164,7 +155,7 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
 
 
 @operation
-def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+def rotate_norms_many(storage: Tensor, many: TensorList, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
     """As :func:`rotate_many` into ``many.work``, whose xs are one row each: (the norms of all blocks, side by side, float32
     ``[blocks]``; ``[T]`` bool, which were finite).
     """
@@ -172,7 +163,7 @@ def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: 
 
 @operation
 def rotate_back_many(
-    storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
+    storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
     """Sets the xs of ``into``, float32, to ``D H y`` for the xs y of ``many``, float32, which mean nothing afterwards; or with
     ``subtract`` the rests of ``into`` to ``x + memory - D H y``. Otherwise as :func:`rotate_many`.

@@ -15,7 +15,7 @@ from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.blocks import block_count
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
-from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS, CentroidCode
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -53,32 +53,16 @@ def rotate_norms(rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Ten
 
 
 def encode_rotated(
-    rows: Tensor,
-    bits: int,
-    block: int,
-    unbiased: bool,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
-    *,
-    private: bool = False,
+    rows: Tensor, code: CentroidCode, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    layout = _encode_layout(rows.shape[1], bits, block, unbiased, private)
+    layout = _encode_layout(rows.shape[1], code)
     return encode(native.c.encode_rotated, layout, rows, memory, rest, *rng.native_key())
 
 
 def sum_rotated(
-    received: Sequence[Tensor],
-    out: Tensor,
-    bits: int,
-    block: int,
-    weight: float,
-    rng: Stream,
-    *,
-    add: bool = False,
-    private: bool = False,
+    received: Sequence[Tensor], out: Tensor, code: CentroidCode, weight: float, rng: Stream, *, add: bool = False
 ) -> None:
-    layout = _decode_layout(out.shape[1], bits, block, private)
+    layout = _decode_layout(out.shape[1], code)
     if decode(native.c.sum_rotated, layout, received, out, weight, add, *rng.native_key()):
         raise PayloadError(BAD_SCALE)
 
@@ -103,12 +87,11 @@ def _book_at(bits: int) -> Any:
 
 
 @functools.lru_cache(LAYOUTS)
-def _encode_layout(n: int, bits: int, block: int, unbiased: bool, private: bool) -> Layout:
-    width = rotated_bytes(n, bits, block, private=private)
-    return Layout(width, n, block, _book_at(bits), I(bits), I(not unbiased), I(private))
+def _encode_layout(n: int, code: CentroidCode) -> Layout:
+    knobs = _book_at(code.bits), I(code.bits), I(not code.unbiased), I(code.private)
+    return Layout(code.payload(n), n, code.block, *knobs)
 
 
 @functools.lru_cache(LAYOUTS)
-def _decode_layout(n: int, bits: int, block: int, private: bool) -> Layout:
-    width = rotated_bytes(n, bits, block, private=private)
-    return Layout(width, n, block, _book_at(bits), I(bits), I(private))
+def _decode_layout(n: int, code: CentroidCode) -> Layout:
+    return Layout(code.payload(n), n, code.block, _book_at(code.bits), I(code.bits), I(code.private))

@@ -19,12 +19,12 @@ from grace.flags.capturing import step_word
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_roots, repeat_by_block
-from grace.kernels.levels import MOST, block_divide, nearest
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
-from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS, CentroidCode
 from grace.kernels.statistics import block_abs_max, block_norm, block_sum
+from grace.kernels.stochastic_levels import MOST, block_divide, nearest
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 from grace.random.reference import threefry2x32
 
 if TYPE_CHECKING:
@@ -59,92 +59,72 @@ def rotate_norms(
 
 
 def encode_rotated(
-    rows: Tensor,
-    bits: int,
-    block: int,
-    unbiased: bool,
-    rng: Stream,
-    memory: Tensor | None = None,
-    rest: Tensor | None = None,
-    *,
-    private: bool = False,
+    rows: Tensor, code: CentroidCode, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, Flag]:
-    n, book = rows.shape[1], _book(bits, rows.device)
+    n, block, book = rows.shape[1], code.block, _book(code.bits, rows.device)
     p = rows if memory is None else rows + memory
     finite = flag(p.isfinite().all())
     y = rotate_blocks(p, block, rng)
     rms = block_norm(y, block) / block_roots(n, block, rows)  # [b, nb]
     rms, unit = block_divide(y, rms, block)  # [b, n], as if standard normal
     # zero is on the positive side, which only matters for one bit
-    code = nearest(-unit, book).neg_().add_(book.numel() - 1)
-    centroid = book[code].double()
+    number = nearest(-unit, book).neg_().add_(book.numel() - 1)
+    centroid = book[number].double()
     product = block_sum(centroid * unit, block)  # [b, nb] <c, y> / rms; 0 only where y is
-    if unbiased:
+    if code.unbiased:
         factor = block_sum(unit.double().square(), block) / product.clamp_min(1e-300)
     else:
         factor = product / block_sum(centroid.square(), block)
     most = MOST / block_abs_max(centroid.float(), block).clamp_min_(1.0)  # so that no number of the block overflows
     scale = torch.minimum(factor * rms, most.double()).float()  # [b, nb]
     if rest is not None:
-        decoded = rotate_blocks_back(book[code].mul_(repeat_by_block(scale, n, block)), block, rng)
+        decoded = rotate_blocks_back(book[number].mul_(repeat_by_block(scale, n, block)), block, rng)
         torch.sub(p, decoded, out=rest)
-    wire = wires.join(scale, pack(code, bits))
-    return (wires.join(_key_of(rng, rows), wire) if private else wire), finite
+    wire = wires.join(scale, pack(number, code.bits))
+    return (wires.join(_key_of(rng, rows), wire) if code.private else wire), finite
 
 
 def sum_rotated(
-    received: Sequence[Tensor],
-    out: Tensor,
-    bits: int,
-    block: int,
-    weight: float,
-    rng: Stream,
-    *,
-    add: bool = False,
-    private: bool = False,
+    received: Sequence[Tensor], out: Tensor, code: CentroidCode, weight: float, rng: Stream, *, add: bool = False
 ) -> None:
-    n, book = out.shape[1], _book(bits, out.device)
+    n, block, bits, book = out.shape[1], code.block, code.bits, _book(code.bits, out.device)
     total = torch.zeros_like(out)
     if not add:
         out.zero_()
     for wire in received:
         fields = [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, packed_bytes(n, bits))]
-        key, scales, packed = wires.split(wire, [("key", torch.int32, 2 * private), *fields])
+        key, scales, packed = wires.split(wire, [("key", torch.int32, 2 * code.private), *fields])
         centroid = book[unpack(packed, bits, n).long()]
         value = centroid * repeat_by_block(wires.check_scale("scales", scales), n, block)
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
         decoded = centroid.mul_(repeat_by_block(scales * weight, n, block))
-        if private:
+        if code.private:
             out.add_(hadamard(decoded, block).mul_(_signs_of(key, n, rng)))
         else:
             total.add_(decoded)
-    if not private:
+    if not code.private:
         out.add_(rotate_blocks_back(total, block, rng))
 
 
-def encode_rotated_many(
-    message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int, *, private: bool = False
-) -> Tensor:
+def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, step: int) -> Tensor:
     def encode_one(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
-        rng = many.own_stream(t, 0) if private else many.shared_stream(t, 0)
-        return encode_rotated(x, bits, block, unbiased, replace(rng, step=step), memory, rest, private=private)
+        rng = many.own_stream(t, 0) if code.private else many.shared_stream(t, 0)
+        return encode_rotated(x, code, replace(rng, step=step), memory, rest)
 
     return encode_each(message, many, encode_one)
 
 
-def sum_rotated_many(
-    rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int, *, private: bool = False
-) -> Tensor:
+def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight: float, step: int) -> Tensor:
     streams = iter([_stream(many, row // many.rows, 0, step) for row in range(len(many))])
     return sum_each(
         rows,
         many,
-        [rotated_bytes(n, bits, block, private=private) for n in many.sizes],
-        lambda received, out: sum_rotated(received, out, bits, block, weight, next(streams), private=private),
+        [code.payload(n) for n in many.sizes],
+        lambda received, out: sum_rotated(received, out, code, weight, next(streams)),
     )
 
 
-def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
+def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int) -> Tensor:
     flags = []
     for t, (x, y) in enumerate(zip(many.xs, into.xs, strict=True)):
         p = x.float() if many.memories is None else x + many.memories[t]
@@ -153,14 +133,14 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
     return torch.stack(flags)
 
 
-def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+def rotate_norms_many(storage: Tensor, many: TensorList, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
     assert many.work is not None
     finite = rotate_many(storage, many, many.work, block, salt, step)
     return torch.cat([block_norm(y, block).view(-1) for y in many.work.xs]), finite
 
 
 def rotate_back_many(
-    storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
+    storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
     for t, (y, x) in enumerate(zip(many.xs, into.xs, strict=True)):
         back = rotate_blocks_back(y, block, _stream(many, t, salt, step))
@@ -171,7 +151,7 @@ def rotate_back_many(
         torch.sub(x if into.memories is None else x + into.memories[t], back, out=into.rests[t])
 
 
-def _stream(many: Many, t: int, salt: int, step: int) -> Stream:
+def _stream(many: TensorList, t: int, salt: int, step: int) -> Stream:
     return replace(many.shared_stream(t, salt), step=step)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from grace.kernels.coded import Quanta
-from grace.kernels.counted.parts import CountedCode, WirePlaces
-from grace.kernels.index_lists.codes import most
+from grace.kernels.index_codes.codes import most
 from grace.kernels.packing import packed_bytes
 from grace.kernels.sampling.units import unit_of_budget, unit_of_count, unit_of_variance
+from grace.kernels.sparse_codes import Quanta
+from grace.kernels.variable_sparse.parts import CountedCode, WirePlaces
 
 COUNTS = 8  # bytes of the two counts
 DENSE_COUNT = -1  # in place of the first count: all n values follow, and nothing else
@@ -82,7 +82,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class DrawnCode:
-    """Code of wires. index: a code of :data:`grace.kernels.index_lists.codes.CODES`, of both lists."""
+    """Code of wires. index: a code of :data:`grace.kernels.index_codes.codes.CODES`, of both lists."""
 
     index: str
 
@@ -100,7 +100,8 @@ class DrawnPlaces(WirePlaces):
     """Positions of wires.
 
     Args:
-        widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.
+        widths, own: as for :class:`grace.kernels.variable_sparse.parts.WirePlaces`. sizes: the n of each tensor. code: of the
+        wires.
 
     rooms: int64 ``[W, T]``, for how many numbers of each wire there is room, in both lists together, or without any.
 

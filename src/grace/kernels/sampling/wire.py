@@ -14,8 +14,8 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels.index_lists import codes as index_lists
-from grace.kernels.index_lists.codes import decode, encode, take
+from grace.kernels.index_codes import codes as index_codes
+from grace.kernels.index_codes.codes import decode, encode, take
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.places import add_at_
 from grace.kernels.sampling.parts import DENSE_COUNT
@@ -37,7 +37,7 @@ def sample_(rows: Tensor, unit_of: Callable[[Tensor], float], rng: Stream, facto
     drawn: that would be a bias.
     """
     chance = uniform32(rng, rows.numel(), rows.device).view(rows.shape)
-    return index_lists.pad([_sample(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
+    return index_codes.pad([_sample(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
 
 
 def _sample(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: float, code: str) -> Tensor:
@@ -50,7 +50,7 @@ def _sample(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: 
     group2 = ((u < p) & ~sure).nonzero()[:, 0]
     k1 = group1.numel()
     expected = min(n - k1, math.ceil(sum_unless(p, sure)))
-    size = 4 * k1 + 4 + packed_bytes(expected, 1) + index_lists.most(n, k1, code) + index_lists.most(n, expected, code)
+    size = 4 * k1 + 4 + packed_bytes(expected, 1) + index_codes.most(n, k1, code) + index_codes.most(n, expected, code)
     if size >= 4 * n:
         return wires.join(_counts(row, DENSE_COUNT, 0), row[None] * factor)[0]
     fields = [_counts(row, k1, group2.numel()), row[None, group1] * factor]

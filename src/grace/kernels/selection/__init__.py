@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 
 __all__ = [
     "add_memories_many",
@@ -53,14 +53,16 @@ def take_topk(
 
 
 @operation
-def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
+def take_topk_many(
+    index: Tensor, sent: Tensor, many: TensorList, kept: tuple[int, ...], *, narrow: bool = False
+) -> Tensor:
     """As :func:`take_topk` of each row of several tensors, of which ``kept`` are selected: places into ``index [K]`` int64,
     what is sent for them into ``sent [K]`` float32, K the sum of kept: ``[T]`` bool, which tensors were finite.
     """
 
 
 @operation
-def add_memories_many(storage: Tensor, many: Many) -> Tensor:
+def add_memories_many(storage: Tensor, many: TensorList) -> Tensor:
     """Sets the rests of several tensors, if there are any, to the sums of xs and memories: ``[T]`` bool, which sums are
     finite. They are on the device of ``storage``, of any shape.
     """

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from grace.flags.finite import Flag, on_host
 from grace.kernels.finite import all_finite
-from grace.kernels.many import Many
 from grace.kernels.places import find_set
 from grace.kernels.selection import round_to_bfloat16
 from grace.kernels.spans import CHUNK, split_spans
+from grace.kernels.tensor_list import TensorList
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -42,7 +42,9 @@ def take_topk(
     return index, _take(p, index, rest is not None, narrow), finite
 
 
-def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
+def take_topk_many(
+    index: Tensor, sent: Tensor, many: TensorList, kept: tuple[int, ...], *, narrow: bool = False
+) -> Tensor:
     flags, counts = [], kept[:: many.rows]
     parts = [many.rows * k for k in counts]
     for t, (places, values) in enumerate(zip(index.split_with_sizes(parts), sent.split_with_sizes(parts), strict=True)):
@@ -55,7 +57,7 @@ def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...
     return torch.stack(flags)
 
 
-def add_memories_many(storage: Tensor, many: Many) -> Tensor:
+def add_memories_many(storage: Tensor, many: TensorList) -> Tensor:
     flags = []
     for t, x in enumerate(many.xs):
         memory = None if many.memories is None else many.memories[t]

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes, packed_trits_bytes
+from grace.kernels.tensor_list import TensorList
 
 __all__ = [
     "Zeros",
@@ -105,45 +105,45 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 
 
 @operation
-def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+def encode_signs_many(message: Tensor, many: TensorList, block: int, phase: int) -> Tensor:
     """As :func:`encode_signs` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
 
 
 @operation
-def encode_positive_many(message: Tensor, many: Many) -> Tensor:
+def encode_positive_many(message: Tensor, many: TensorList) -> Tensor:
     """As :func:`encode_signs_many`, in one block for each row: but no zero counts as positive, and a scale below 2**-126 is
     0, which leaves the numbers as they are.
     """
 
 
 @operation
-def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+def encode_votes_many(message: Tensor, many: TensorList, zero: Zeros, phase: int) -> Tensor:
     """As :func:`encode_votes` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
 
 
 @operation
-def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
+def encode_two_means_many(message: Tensor, many: TensorList, tau: float, block: int) -> Tensor:
     """As :func:`encode_two_means` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were
     finite.
     """
 
 
 @operation
-def sum_two_means_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+def sum_two_means_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Tensor:
     """As :func:`sum_two_means` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such
     as a sender writes.
     """
 
 
 @operation
-def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+def sum_signs_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Tensor:
     """As :func:`sum_signs` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as a
     sender writes.
     """
 
 
 @operation
-def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+def take_majority_many(rows: Tensor, many: TensorList, zero: Zeros, weight: float) -> Tensor:
     """As :func:`take_majority` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such
     as a sender writes.
     """

@@ -13,8 +13,6 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag, and_, flag, on_host
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_sizes, repeat_by_block
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, pack_trits, packed_bytes, packed_trits_bytes, unpack, unpack_trits
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
@@ -31,6 +29,8 @@ from grace.kernels.signs.rules import (
 )
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_mean, block_sum
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 
 
 def encode_signs(
@@ -77,11 +77,11 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 
 
 # ---- many tensors ---------------------------------------------------------------------------------------------------
-def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+def encode_signs_many(message: Tensor, many: TensorList, block: int, phase: int) -> Tensor:
     return encode_each(message, many, lambda _, x, memory, rest: encode_signs(x, block, phase, memory, rest))
 
 
-def encode_positive_many(message: Tensor, many: Many) -> Tensor:
+def encode_positive_many(message: Tensor, many: TensorList) -> Tensor:
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         p = x if memory is None else x + memory
         mean = block_abs_mean(p, p.shape[1])
@@ -94,25 +94,25 @@ def encode_positive_many(message: Tensor, many: Many) -> Tensor:
     return encode_each(message, many, encode)
 
 
-def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
+def encode_two_means_many(message: Tensor, many: TensorList, tau: float, block: int) -> Tensor:
     return encode_each(message, many, lambda _, x, memory, rest: encode_two_means(x, tau, block, memory, rest))
 
 
-def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+def encode_votes_many(message: Tensor, many: TensorList, zero: Zeros, phase: int) -> Tensor:
     return encode_each(message, many, lambda _, x, memory, rest: encode_votes(x, zero, phase, memory, rest))
 
 
-def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+def sum_signs_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Tensor:
     widths = [wire_bytes(SIGNS, n, block) for n in many.sizes]
     return sum_each(rows, many, widths, lambda received, out: sum_signs(received, out, block, weight))
 
 
-def sum_two_means_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+def sum_two_means_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Tensor:
     widths = [wire_bytes(TWO_MEANS, n, block) for n in many.sizes]
     return sum_each(rows, many, widths, lambda received, out: sum_two_means(received, out, block, weight))
 
 
-def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+def take_majority_many(rows: Tensor, many: TensorList, zero: Zeros, weight: float) -> Tensor:
     widths = [votes_bytes(n, zero) for n in many.sizes]
     return sum_each(rows, many, widths, lambda received, out: take_majority(received, out, zero, weight))
 

@@ -14,9 +14,6 @@ from torch import Tensor
 from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
-from grace.kernels.many import Many
-from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
     ALL,
@@ -31,7 +28,11 @@ from grace.kernels.signs.rules import (
     wire_bytes,
 )
 from grace.kernels.statistics.triton import mean_magnitude, mean_magnitude_of_many, two_means, two_means_of_many
-from grace.kernels.tiles.triton import (
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.jobs import Job, Rows, Tensors, add_up, add_up_many
+from grace.kernels.tensor_list.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.triton import mark_if, negated, store_codes, store_tile
+from grace.kernels.triton.tiles import (
     fields_of_blocks,
     lanes_of,
     left_of,
@@ -41,7 +42,6 @@ from grace.kernels.tiles.triton import (
     store_fields,
     sum_of_tile,
 )
-from grace.kernels.triton import mark_if, negated, store_codes, store_tile
 
 _TINY = torch.finfo(torch.float32).tiny
 # The rules VOTES, SIGNS and TWO_MEANS are also how many float32 fields a wire has for each block. A rule of this file is:
@@ -174,36 +174,36 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 
 
 # ---- many tensors ---------------------------------------------------------------------------------------------------
-def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+def encode_signs_many(message: Tensor, many: TensorList, block: int, phase: int) -> Tensor:
     out: Tensor = _launch(Tensors(message, many), SIGNS, block, positive_zeros("parity", phase))
     return out
 
 
-def encode_positive_many(message: Tensor, many: Many) -> Tensor:
+def encode_positive_many(message: Tensor, many: TensorList) -> Tensor:
     out: Tensor = _launch(Tensors(message, many), SIGNS, max(many.sizes), NONE)
     return out
 
 
-def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
+def encode_two_means_many(message: Tensor, many: TensorList, tau: float, block: int) -> Tensor:
     out: Tensor = _launch(Tensors(message, many), TWO_MEANS, block, ALL, tau)
     return out
 
 
-def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+def encode_votes_many(message: Tensor, many: TensorList, zero: Zeros, phase: int) -> Tensor:
     rule, zeros = (_TRITS, ALL) if zero == "abstain" else (VOTES, positive_zeros(zero, phase))
     out: Tensor = _launch(Tensors(message, many), rule, max(many.sizes), zeros)
     return out
 
 
-def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+def sum_signs_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Tensor:
     return add_up_many(_sum, rows, many, block, weight, 1, RULE=SIGNS, MAJORITY=False)
 
 
-def sum_two_means_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+def sum_two_means_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Tensor:
     return add_up_many(_sum, rows, many, block, weight, 1, RULE=TWO_MEANS, MAJORITY=False)
 
 
-def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+def take_majority_many(rows: Tensor, many: TensorList, zero: Zeros, weight: float) -> Tensor:
     weight = math.copysign(1.0, weight) if weight else 0.0
     rule = _TRITS if zero == "abstain" else VOTES
     return add_up_many(_sum, rows, many, max(many.sizes), weight, 1, RULE=rule, MAJORITY=True)

@@ -15,9 +15,9 @@ from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.calling import LAYOUTS, Layout, encode, new_wire
-from grace.kernels.index_lists import layout, refuse
+from grace.kernels.index_codes.fixed import layout, refuse
 from grace.kernels.noting import ROWS, THREADS, Blank, Call
-from grace.kernels.sparse import WirePart
+from grace.kernels.sparse import TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.wire import Gathered
 
@@ -27,10 +27,8 @@ native.declare("write_pairs", P, P, N, N, I, I, I, P)
 native.declare("sparse_sum", P, P, P, P, P, N, P, N, I, F, I, I)
 
 
-def encode_topk(
-    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
-) -> tuple[Tensor, bool]:
-    return encode(native.c.topk_wire, _layout(rows.shape[1], k, code, narrow), rows, memory, rest)
+def encode_topk(rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, bool]:
+    return encode(native.c.topk_wire, _layout(rows.shape[1], pairs), rows, memory, rest)
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
@@ -56,9 +54,9 @@ class _PairsLayout(Layout):
 
 
 @functools.lru_cache(LAYOUTS)
-def _layout(n: int, k: int, code: str, narrow: bool) -> Layout:
-    number, low, size = layout(n, k, code)
-    return _PairsLayout(k * (2 if narrow else 4) + size, n, N(k), I(narrow), I(number), I(low))
+def _layout(n: int, pairs: TopKPairs) -> Layout:
+    number, low, size = layout(n, pairs.k, pairs.code)
+    return _PairsLayout(pairs.before + size, n, N(pairs.k), I(pairs.narrow), I(number), I(low))
 
 
 class _Same(NamedTuple):
@@ -72,18 +70,16 @@ class _Same(NamedTuple):
 
 
 @functools.lru_cache(LAYOUTS)
-def _same(senders: int, n: int, k: int, code: str, narrow: bool) -> _Same:
-    number, low, size = layout(n, k, code)
-    values = k * (2 if narrow else 4)
-    counts, codes = (ctypes.c_int64 * senders)(*[k] * senders), (ctypes.c_int32 * senders)(*[number] * senders)
+def _same(senders: int, n: int, pairs: TopKPairs) -> _Same:
+    number, low, size = layout(n, pairs.k, pairs.code)
+    values = pairs.before
+    counts, codes = (ctypes.c_int64 * senders)(*[pairs.k] * senders), (ctypes.c_int32 * senders)(*[number] * senders)
     return _Same(values + size, values, counts, codes, (ctypes.c_int32 * senders)(*[low] * senders))
 
 
-def sum_topk(
-    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
-) -> None:
-    (b, n), W = out.shape, len(received)
-    width, values, *same = _same(W, n, k, code, narrow)
+def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
+    (b, n), W, narrow = out.shape, len(received), pairs.narrow
+    width, values, *same = _same(W, n, pairs)
     here = type(received) is Gathered and b == 1 and received.width == width and received.dtype is torch.uint8
     if isinstance(out, Blank):
         if not here or not isinstance(received, Gathered):
@@ -105,7 +101,7 @@ def sum_topk(
         if why == _NOT_FINITE:
             raise PayloadError(BAD_VALUES)
         if why:
-            refuse(why, n, k)
+            refuse(why, n, pairs.k)
 
 
 def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grace.errors import InputError, PayloadError
-from grace.kernels.index_lists import FIXED, PlaceLists, layout
+from grace.kernels.index_codes.fixed import FIXED, PlaceLists, layout
 from grace.kernels.packing import packed_bytes, packed_trits_bytes
 
 LIST: Final = "list"  # in place of a code: the indices are there
@@ -24,7 +24,7 @@ class WirePart(NamedTuple):
     """The part of one wire that belongs to one row.
 
     wire: uint8 ``[w]``, bytes side by side; its values begin at byte ``values``, the code of its k indices at ``codes``.
-    code: of :data:`grace.kernels.index_lists.FIXED`; or LIST, with ``places [k]`` (int32 or int64) instead of
+    code: of :data:`grace.kernels.index_codes.fixed.FIXED`; or LIST, with ``places [k]`` (int32 or int64) instead of
         codes; or DENSE.
     """
 
@@ -53,12 +53,26 @@ class ScaledCodes:
         return 4 + (packed_bytes(k, self.bits) if self.bits else packed_trits_bytes(k))
 
 
+class TopKPairs(NamedTuple):
+    """The k largest numbers of a row, with a code of their indices, and as bfloat16 if ``narrow``."""
+
+    k: int
+    code: str
+    narrow: bool = False
+
+    @property
+    def before(self) -> int:
+        """Bytes of the values, which come before the indices."""
+        return value_bytes(self.k, self.narrow, None)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The pairs of index and value in the wires of several rows.
 
     kept, codes: of each row how many pairs, 1 <= kept <= n, and the code of their indices, of
-        :data:`grace.kernels.index_lists.FIXED`. narrow: whether values are bfloat16. grid: what they are instead of numbers.
+        :data:`grace.kernels.index_codes.fixed.FIXED`. narrow: whether values are bfloat16. grid: what they are instead of
+        numbers.
     """
 
     kept: tuple[int, ...]

@@ -20,9 +20,19 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.index_codes import codes as index_codes
 from grace.kernels.selection import round_to_bfloat16, take_at_least, take_topk
-from grace.kernels.sparse import DENSE, LIST, Pairs, WirePart, encode_pairs, encode_topk, sum_sparse, sum_topk
+from grace.kernels.sparse import (
+    DENSE,
+    LIST,
+    Pairs,
+    TopKPairs,
+    WirePart,
+    encode_pairs,
+    encode_topk,
+    sum_sparse,
+    sum_topk,
+)
 from grace.wire import Gathered
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
@@ -37,7 +47,7 @@ _COUNT_BYTES = 4
 # ---- any fields -----------------------------------------------------------------------------------------------------
 def join(fields: Sequence[Tensor], index: Tensor, n: int, code: str) -> Tensor:
     """Fields ``[b, f_i]``, wide ones in front, then the lists ``[b, k]``: one wire uint8 ``[b, w]``."""
-    return wires.join(*fields, index_lists.encode(index, n, code))
+    return wires.join(*fields, index_codes.encode(index, n, code))
 
 
 def split(wire: Tensor, fields: Sequence[Field], n: int, k: int, code: str, *, slack: bool = False) -> list[Tensor]:
@@ -51,14 +61,14 @@ def split(wire: Tensor, fields: Sequence[Field], n: int, k: int, code: str, *, s
         if dtype.is_floating_point and not bool(field.isfinite().all()):
             raise PayloadError(f"field {name!r} must be finite")
     at = sum(count * dtype.itemsize for _, dtype, count in fields)
-    return [*out, index_lists.decode(wire[:, at:], n, k, code, slack=slack)]
+    return [*out, index_codes.decode(wire[:, at:], n, k, code, slack=slack)]
 
 
 # ---- k pairs in each row --------------------------------------------------------------------------------------------
-def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
-    """Bytes of a wire of k pairs; None if they depend on the list."""
-    size = index_lists.size(n, k, code)
-    return None if size is None else k * _DTYPES[values].itemsize + size
+def pairs_bytes(n: int, pairs: TopKPairs) -> int | None:
+    """Bytes of a wire of k pairs, in any code; None if they depend on the list."""
+    size = index_codes.size(n, pairs.k, pairs.code)
+    return None if size is None else pairs.before + size
 
 
 def pairs_of(sizes: Sequence[int], kept: Callable[[int], int], code: str, values: str) -> Pairs:
@@ -66,33 +76,28 @@ def pairs_of(sizes: Sequence[int], kept: Callable[[int], int], code: str, values
     is not one whose size varies.
     """
     counts = tuple(kept(n) for n in sizes)
-    codes = tuple(index_lists.fixed_code(n, k, code) for n, k in zip(sizes, counts, strict=True))
+    codes = tuple(index_codes.fixed_code(n, k, code) for n, k in zip(sizes, counts, strict=True))
     return Pairs(counts, codes, values == "bfloat16")
 
 
-def write_topk_(
-    rows: Tensor, k: int, code: str, values: str, memory: Tensor | None, rest: Tensor | None
-) -> tuple[Tensor, bool]:
-    """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it leaves out,
-    as :meth:`grace.Compressor.encode_` has them.
+def write_topk_(rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, bool]:
+    """The k largest of ``rows [b, n] + memory``, in any code -> (wire, whether that was finite); ``rest`` keeps what it
+    leaves out, as :meth:`grace.Compressor.encode_` has them.
     """
-    n, narrow = rows.shape[1], values == "bfloat16"
-    if not index_lists.varies(code):
-        return encode_topk(rows, k, index_lists.fixed_code(n, k, code), memory, rest, narrow=narrow)
+    n, (k, code, narrow) = rows.shape[1], pairs
+    if not index_codes.varies(code):
+        return encode_topk(rows, TopKPairs(k, index_codes.fixed_code(n, k, code), narrow), memory, rest)
     index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
     return join([round_to_bfloat16(sent) if narrow else sent], index.long(), n, code), finite
 
 
-def sum_pairs(
-    received: Sequence[Tensor], out: Tensor, scale: float, k: int, code: str, values: str, *, add: bool
-) -> None:
+def sum_pairs(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, scale: float, *, add: bool) -> None:
     """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`write_topk_` decode to.
 
     Raises:
         PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
     """
-    (b, n), at, narrow = out.shape, k * _DTYPES[values].itemsize, values == "bfloat16"
-    size = pairs_bytes(n, k, code, values)
+    (b, n), (k, code, narrow), size = out.shape, pairs, pairs_bytes(out.shape[1], pairs)
     if not (type(received) is Gathered and b == 1 and received.width == size):
         for wire in received:
             width = wire.shape[1]
@@ -102,18 +107,18 @@ def sum_pairs(
                     f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
                 )
     if k and size is not None:
-        sum_topk(received, out, k, index_lists.fixed_code(n, k, code), scale, narrow=narrow, add=add)
+        sum_topk(received, out, TopKPairs(k, index_codes.fixed_code(n, k, code), narrow), scale, add=add)
         return
     for j, row in enumerate(out):
-        parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
+        parts = [_part(wire[j], 0, pairs.before, n, k, code) for wire in received]
         sum_sparse(parts, row, scale, narrow=narrow, add=add)
 
 
 def _part(wire: Tensor, values: int, codes: int, n: int, k: int, code: str) -> WirePart:
     """A row's wire ``[w]`` as a part: where its values and the codes of its k indices begin."""
-    if k and index_lists.varies(code):
-        return WirePart(wire, values, codes, k, LIST, index_lists.take(wire[None, codes:], n, k, code)[0][0])
-    return WirePart(wire, values, codes, k, index_lists.fixed_code(n, k, code) if k else "raw")
+    if k and index_codes.varies(code):
+        return WirePart(wire, values, codes, k, LIST, index_codes.take(wire[None, codes:], n, k, code)[0][0])
+    return WirePart(wire, values, codes, k, index_codes.fixed_code(n, k, code) if k else "raw")
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------
@@ -136,7 +141,7 @@ def write_at_least_(
         index, sent, finite = take_at_least(row, bound, e, left, strict=strict, narrow=narrow)
         out.append(_join_counted(row, left, index, sent, code, values))
         all_finite = all_finite and finite
-    return index_lists.pad(out), all_finite
+    return index_codes.pad(out), all_finite
 
 
 def write_counted_(
@@ -153,18 +158,18 @@ def write_counted_(
         if keep_rest:
             row[index.long()] = kept - sent
         out.append(_join_counted(row, row if keep_rest else None, index, sent, code, values))
-    return index_lists.pad(out)
+    return index_codes.pad(out)
 
 
 def _join_counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
     """The wire ``[w]`` of ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
     n, k, dtype = row.numel(), index.numel(), _DTYPES[values]
-    if k * dtype.itemsize + index_lists.most(n, k, code) >= n * dtype.itemsize:
+    if k * dtype.itemsize + index_codes.most(n, k, code) >= n * dtype.itemsize:
         k, body = _DENSE, _dense(row, rest, index.long(), sent, dtype)
-    elif index_lists.varies(code):
+    elif index_codes.varies(code):
         body = join([sent[None].to(dtype)], index[None].long(), n, code)
     else:
-        body = encode_pairs(index[None], sent[None], n, index_lists.fixed_code(n, k, code), narrow=values == "bfloat16")
+        body = encode_pairs(index[None], sent[None], n, index_codes.fixed_code(n, k, code), narrow=values == "bfloat16")
     return wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0]
 
 

@@ -12,21 +12,20 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.index_lists import PlaceLists, check_list, codes, decode_indices, encode_indices, layout
-from grace.kernels.many import Many
-from grace.kernels.many.reference import encode_each, sum_each
+from grace.kernels.index_codes import codes
+from grace.kernels.index_codes.fixed import PlaceLists, check_list, decode_indices, encode_indices, layout
 from grace.kernels.packing import unpack, unpack_trits
 from grace.kernels.places import add_at_
 from grace.kernels.selection import round_to_bfloat16, take_topk
-from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_CODE, BAD_VALUES, check_parts
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 
 
-def encode_topk(
-    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
-) -> tuple[Tensor, Flag]:
-    index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
-    return encode_pairs(index, sent, rows.shape[1], code, narrow=narrow), finite
+def encode_topk(rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+    index, sent, finite = take_topk(rows, pairs.k, memory, rest, narrow=pairs.narrow)
+    return encode_pairs(index, sent, rows.shape[1], pairs.code, narrow=pairs.narrow), finite
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Tensor:
@@ -59,29 +58,26 @@ def _add(part: WirePart, out: Tensor, weight: float, narrow: bool) -> None:
         add_at_(out, 0, index[0], added)
 
 
-def sum_topk(
-    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
-) -> None:
-    at = k * (2 if narrow else 4)
+def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
     for j, row in enumerate(out):
-        parts = [WirePart(wire[j], 0, at, k, code) for wire in received]
-        family.sum_sparse(parts, row, weight, narrow=narrow, add=add)  # which a device may have a kernel for
+        parts = [WirePart(wire[j], 0, pairs.before, pairs.k, pairs.code) for wire in received]
+        family.sum_sparse(parts, row, weight, narrow=pairs.narrow, add=add)  # which a device may have a kernel for
 
 
-def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
+def encode_topk_many(message: Tensor, many: TensorList, pairs: Pairs) -> Tensor:
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         row = t * many.rows
-        return family.encode_topk(x, pairs.kept[row], pairs.codes[row], memory, rest, narrow=pairs.narrow)
+        return family.encode_topk(x, TopKPairs(pairs.kept[row], pairs.codes[row], pairs.narrow), memory, rest)
 
     return encode_each(message, many, encode)
 
 
-def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
+def sum_topk_many(rows: Tensor, many: TensorList, pairs: Pairs, weight: float) -> Tensor:
     lists, grid = zip(pairs.kept, pairs.codes, strict=True), pairs.grid
 
     def add_up(received: list[Tensor], out: Tensor) -> None:
         if grid is None:
-            family.sum_topk(received, out, *next(lists), weight, narrow=pairs.narrow)
+            family.sum_topk(received, out, TopKPairs(*next(lists), pairs.narrow), weight)
         else:
             sum_grid(received, out.zero_(), *next(lists), grid, weight)
 
@@ -103,21 +99,23 @@ def sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: S
         add_at_(out, 1, index, values * weight)
 
 
-def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: TensorList, lists: PlaceLists) -> None:
     places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
     for fine, places, part in zip(flags.repeat_interleave(many.rows), places_of, parts, strict=True):
         torch.where(fine, places, torch.arange(len(places), device=index.device, dtype=torch.int64), out=places)
         part.masked_fill_(~fine, 0.0)
 
 
-def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
+def put_listed_many(index: Tensor, values: Tensor, many: TensorList, lists: PlaceLists) -> None:
     assert many.rests is not None
     places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
     for row, places, part in zip(_rows(many.rests), places_of, parts, strict=True):
         row[places] = part
 
 
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
+def take_listed_many(
+    message: Tensor, index: Tensor, many: TensorList, lists: PlaceLists, *, clear: bool = True
+) -> None:
     rows = _rows(many.rests or many.xs)
     places_of = index.split_with_sizes(lists.kept)
     for row, places, part in zip(rows, places_of, _parts(message, many, lists), strict=True):
@@ -126,7 +124,7 @@ def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLis
             row[places] = torch.zeros_like(part)
 
 
-def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
+def sum_listed_many(message: Tensor, index: Tensor, many: TensorList, lists: PlaceLists) -> Tensor:
     flags = []
     for row, places, part in zip(
         _rows(many.xs), index.split_with_sizes(lists.kept), _parts(message, many, lists), strict=True
@@ -141,6 +139,6 @@ def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [row for x in tensors for row in x]
 
 
-def _parts(message: Tensor, many: Many, lists: PlaceLists) -> list[Tensor]:
+def _parts(message: Tensor, many: TensorList, lists: PlaceLists) -> list[Tensor]:
     """The part of ``message [s]`` that belongs to each row."""
     return [message[place // 4 :][:k] for place, k in zip(many.places, lists.kept, strict=True)]

@@ -13,19 +13,19 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, power_of_two
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
-from grace.kernels.bit_streams.triton import first_of_each, load_bits, pack_byte
 from grace.kernels.blocks import block_count
-from grace.kernels.coded import Codes, Payload
-from grace.kernels.coded.triton import coding, front_bytes_of, load_coded
-from grace.kernels.index_lists import PlaceLists, check_list, layout
-from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, place_in, read_lists
-from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.index_codes.fixed import PlaceLists, check_list, layout
+from grace.kernels.index_codes.fixed.triton import ListTable, code_byte, code_of, place_in, read_lists
 from grace.kernels.packing import packed_bytes
 from grace.kernels.selection.triton import take_topk, take_topk_many
-from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.kernels.sparse_codes import Codes, Payload
+from grace.kernels.sparse_codes.triton import coding, front_bytes_of, load_coded
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import load_digit, load_float, load_number, magnitude, mark_if, nearest_bfloat16, store_tile
+from grace.kernels.triton.bit_streams import first_of_each, load_bits, pack_byte
 
 _OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
@@ -186,13 +186,13 @@ def _add_part(wire, index, out, marks, n, k, weight, NARROW: tl.constexpr, LISTE
 
 
 def encode_topk(
-    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
+    rows: Tensor, pairs: TopKPairs, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, Flag] | Any:
-    taken = take_topk(rows, k, memory, rest, narrow=narrow)
+    taken = take_topk(rows, pairs.k, memory, rest, narrow=pairs.narrow)
     if taken is NotImplemented:
         return NotImplemented
     index, sent, finite = taken
-    return _write_pairs(index, sent, rows.shape[1], code, narrow), finite
+    return _write_pairs(index, sent, rows.shape[1], pairs.code, pairs.narrow), finite
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
@@ -201,11 +201,9 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
     return _write_pairs(index.long().contiguous(), sent.contiguous(), n, code, narrow)
 
 
-def sum_topk(
-    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
-) -> None:
+def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
     check_rows(out=out)
-    (b, n), marks, at = out.shape, Marks(out), k * (2 if narrow else 4)
+    (b, n), (k, code, narrow), at, marks = out.shape, pairs, pairs.before, Marks(out)
     if not add and not received:
         out.zero_()
     wires = list(received)
@@ -294,7 +292,7 @@ def _take(
         tl.store(x + start + i, tl.zeros((TILE,), tl.float32), inside)
 
 
-def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
+def encode_topk_many(message: Tensor, many: TensorList, pairs: Pairs) -> Any:
     table = ListTable.of(many, pairs.lists)
     index, sent = many.table.new_empty(table.total), torch.empty(table.total, device=many.device, dtype=torch.float32)
     finite = take_topk_many(index, sent, many, pairs.kept, narrow=pairs.narrow)
@@ -306,7 +304,7 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
 
 
 def write_tables(
-    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, payload: Payload
+    message: Tensor, many: TensorList, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, payload: Payload
 ) -> None:
     """Writes what is sent ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire
     (``tiles``).
@@ -315,7 +313,7 @@ def write_tables(
            NARROW=payload.narrow, **coding(payload.codes), TILE=TILE)  # fmt: skip
 
 
-def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
+def sum_topk_many(rows: Tensor, many: TensorList, pairs: Pairs, weight: float) -> Tensor:
     table, marks, add = ListTable.of(many, pairs.lists), many.marks(), False
     for part in rows.split(AT_ONCE):
         index = table.read(part, many, marks.clean)
@@ -326,13 +324,13 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 
 
 def sum_tables(
-    rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
+    rows: Tensor, many: TensorList, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
     *, each: bool, add: bool, grid: ScaledCodes | None = None, codes: Codes | None = None, plane: int | None = None,
     pairs: bool = False,
 ) -> None:  # fmt: skip
     """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
     ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
-    :func:`grace.kernels.index_lists.triton.read_tables`. steps: bits of the longest list. plane: where it is not that of
+    :func:`grace.kernels.index_codes.fixed.triton.read_tables`. steps: bits of the longest list. plane: where it is not that of
     ``index``, as with lists of all wires side by side. pairs: each wire has two lists, of numbers and then of codes; W <= 32.
     """
     tiles, W = many.tiles(_OWNED), len(rows) << pairs
@@ -342,7 +340,7 @@ def sum_tables(
            ADD=add, NARROW=narrow, **coding(codes) | _grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 
-def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: TensorList, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(
         _clear,
@@ -358,18 +356,20 @@ def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, 
     )
 
 
-def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
+def put_listed_many(index: Tensor, values: Tensor, many: TensorList, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(_put, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists, *, clear: bool = True) -> None:
+def take_listed_many(
+    message: Tensor, index: Tensor, many: TensorList, lists: PlaceLists, *, clear: bool = True
+) -> None:
     tiles = _tiles_of(many, lists)
     launch(_take, (tiles.shape[0],), many.table, tiles, many.kept(lists.kept), index, many.like, message,
            HELD=many.rests is not None, CLEAR=clear, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
-def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
+def sum_listed_many(message: Tensor, index: Tensor, many: TensorList, lists: PlaceLists) -> Tensor:
     table, marks = ListTable.of(many, lists), many.marks()
     wires = message.view(torch.uint8)[None]
     sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
@@ -383,6 +383,6 @@ def _grid(grid: ScaledCodes | None) -> dict[str, int]:
     return {"BITS": grid.bits, "COUNT": grid.count, "STEP": grid.step, "UNIT": grid.unit}
 
 
-def _tiles_of(many: Many, lists: PlaceLists) -> Tensor:
-    """The programs of listed numbers, as :meth:`Many.tiles` has those of all."""
+def _tiles_of(many: TensorList, lists: PlaceLists) -> Tensor:
+    """The programs of listed numbers, as :meth:`TensorList.tiles` has those of all."""
     return many.pairs(("listed", lists.kept), lambda: [block_count(k, TILE) for k in lists.kept])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_roots, repeat_by_block
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 
 __all__ = [
     "block_abs_max",
@@ -65,5 +65,5 @@ def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
 
 
 @operation
-def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
+def root_mean_square_many(like: Tensor, many: TensorList) -> Tensor:
     """As :func:`root_mean_square` of each of T tensors plus its memory: float64 ``[T]``, on the device of ``like``."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.compute.portable import square_root
 from grace.kernels.blocks import block_sizes, clip_block, split_blocks
-from grace.kernels.many import Many
+from grace.kernels.tensor_list import TensorList
 
 _PIECE, _LANES = 4096, 16  # of ordered sums
 
@@ -48,7 +48,7 @@ def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
     return math.sqrt(square_sum(row, memory) / row.numel())
 
 
-def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
+def root_mean_square_many(like: Tensor, many: TensorList) -> Tensor:
     memories: Sequence[Tensor | None] = many.memories or [None] * len(many.xs)
     roots = [
         root_mean_square(x.float()[0], None if e is None else e[0]) for x, e in zip(many.xs, memories, strict=True)

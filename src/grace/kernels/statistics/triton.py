@@ -11,8 +11,8 @@ from torch import Tensor
 
 from grace.compute.launching import launch, power_of_two
 from grace.kernels.blocks import block_count, block_sizes, clip_block
-from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tensor_of, tile_at, tile_of, wire_of
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.triton import numbers_of, tensor_of, tile_at, tile_of, wire_of
 from grace.kernels.triton import (
     block_max_kernel,
     block_max_of,
@@ -146,7 +146,7 @@ def _piece_sums(
     piece_sum_of(x, e, at, plane, tile - tile, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
 
 
-def largest_of_many(many: Many, block: int, *, adds: bool = True) -> Tensor:
+def largest_of_many(many: TensorList, block: int, *, adds: bool = True) -> Tensor:
     """As :func:`largest`, for the blocks of all tensors side by side, float32 ``[blocks]``; without their memories unless
     ``adds``.
     """
@@ -160,18 +160,18 @@ def largest_of_many(many: Many, block: int, *, adds: bool = True) -> Tensor:
     return top.view(torch.float32)
 
 
-def mean_magnitude_of_many(many: Many, block: int) -> Tensor:
+def mean_magnitude_of_many(many: TensorList, block: int) -> Tensor:
     """As :func:`mean_magnitude`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
     (sums,), sizes = ordered_sums_of_many(many, block, ABS), _sizes_of_many(many, block)
     return torch.div(sums, sizes, out=torch.empty_like(sums, dtype=torch.float32))
 
 
-def two_means_of_many(many: Many, block: int, tau: float) -> tuple[Tensor, Tensor]:
+def two_means_of_many(many: TensorList, block: int, tau: float) -> tuple[Tensor, Tensor]:
     """As :func:`two_means`, for the blocks of all tensors side by side: float32 ``[blocks]`` twice."""
     return _means(ordered_sums_of_many(many, block, SPLIT, tau), _sizes_of_many(many, block))
 
 
-def _sizes_of_many(many: Many, block: int) -> Tensor:
+def _sizes_of_many(many: TensorList, block: int) -> Tensor:
     """float64 ``[blocks]``: how long the blocks of all tensors are, side by side."""
     block = many.clip(block)
 
@@ -181,18 +181,18 @@ def _sizes_of_many(many: Many, block: int) -> Tensor:
     return many.numbers(("sizes", block), sizes, torch.float64)
 
 
-def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
+def euclidean_norm_of_many(many: TensorList, block: int) -> Tensor:
     """As :func:`euclidean_norm`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
     squares = ordered_sums_of_many(many, block, SQUARE)[0]
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
-def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
+def root_mean_square_many(like: Tensor, many: TensorList) -> Tensor:
     squares = ordered_sums_of_many(many, max(many.sizes), SQUARE)[0]
     return (squares / many.numbers("sizes", lambda: many.sizes, torch.float64)).sqrt_()
 
 
-def ordered_sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
+def ordered_sums_of_many(many: TensorList, block: int, kind: int, tau: float = 0.0) -> Tensor:
     """As :func:`ordered_sums`, for the blocks of all tensors side by side: float64 ``[1, blocks]`` or ``[3, blocks]``."""
     block = many.clip(block)
     pieces = block_count(block, _PIECE)

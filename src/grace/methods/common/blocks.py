@@ -15,7 +15,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.facts import Facts
 from grace.flags.capturing import refuse_capture
-from grace.kernels import Drawing, Many, block_count
+from grace.kernels import Drawing, TensorList, block_count
 from grace.kernels.places import add_at_
 from grace.methods.common.counts import count_kept
 from grace.methods.common.drawn import Drawn
@@ -61,7 +61,7 @@ class Blocks(Drawn):
         add_at_(blocks, 1, whole, sent)
         short[:, :tail] += behind
 
-    def _drawing(self, many: Many) -> Drawing:
+    def _drawing(self, many: TensorList) -> Drawing:
         return self._draw(many.sizes)
 
     def _draw(self, sizes: Sequence[int]) -> Drawing:

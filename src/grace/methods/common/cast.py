@@ -11,7 +11,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.kernels import Many, add_scaled_, encode_casts_many, split_spans, sum_casts_many
+from grace.kernels import TensorList, add_scaled_, encode_casts_many, split_spans, sum_casts_many
 from grace.random import Stream
 
 
@@ -41,10 +41,10 @@ class Cast(Compressor):
         wires.check_shape("numbers", wire, out.shape)
         add_scaled_(out, wire, scale)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         return encode_casts_many(message, many, self.rounds_to)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         sum_casts_many(rows, many, self.rounds_to, scale)
         return many.all_set
 

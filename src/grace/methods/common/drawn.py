@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grace.contract.compressor import Compressor
-from grace.kernels import Drawing, Many, put_subsets_many, sum_subsets_many, take_subsets_many
+from grace.kernels import Drawing, TensorList, put_subsets_many, sum_subsets_many, take_subsets_many
 from grace.random import Stream
 
 
@@ -18,21 +18,21 @@ class Drawn(Compressor):
     __slots__ = ()
 
     @abc.abstractmethod
-    def _drawing(self, many: Many) -> Drawing:
+    def _drawing(self, many: TensorList) -> Drawing:
         """Drawing of the subsets of these tensors."""
 
     @abc.abstractmethod
     def _factor(self, n: int) -> float:
         """a, of a tensor of n numbers."""
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         left = [1 - self._factor(n) for n in many.sizes]
         return take_subsets_many(message.view(torch.float32), many, self._drawing(many), rng.step, left)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         weight = [scale * self._factor(n) for n in many.sizes]
         return sum_subsets_many(rows.view(torch.float32), many, self._drawing(many), rng.step, weight)
 
-    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+    def put_many_(self, message: Tensor, many: TensorList, rng: Stream, into: TensorList) -> Tensor:
         weight = [self._factor(n) for n in many.sizes]
         return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)

@@ -20,7 +20,7 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.capturing import capturing
 from grace.flags.finite import Flag, on_host
-from grace.kernels.factors import (
+from grace.kernels.low_rank.grouped import (
     Factors,
     begins,
     draw_many,
@@ -32,8 +32,8 @@ from grace.kernels.factors import (
     succeed_many,
     unit_rows_many,
 )
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import clear_many, finite_many, round_many, widen_many
+from grace.kernels.multi_tensor import clear_many, finite_many, round_many, widen_many
+from grace.kernels.tensor_list import TensorList, poison_many
 from grace.methods.common.matrices import Sides, are_plain, is_plain
 from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
 from grace.random import Stream
@@ -48,10 +48,10 @@ class DenseTensors:
 
     def __init__(self, sizes: Sequence[int], at: Sequence[int], places: Sequence[int], device: torch.device):
         self.at, self._places = list(at), places
-        self._sent, self._received, self._means = (Many([sizes[i] for i in at], (), (), device) for _ in range(3))
+        self._sent, self._received, self._means = (TensorList([sizes[i] for i in at], (), (), device) for _ in range(3))
 
     def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], message: Tensor) -> bool:
-        """From now on these are all tensors, rooms for their means, and the message ``[s]``; see :meth:`Many.point`."""
+        """From now on these are all tensors, rooms for their means, and the message ``[s]``; see :meth:`TensorList.point`."""
         parts = [message[self._places[i] : self._places[i + 1]] for i in self.at]
         there = self._sent.point(rows_of(xs, self.at)) and self._means.point(rows_of(means, self.at))
         return there and self._received.point([part[None] for part in parts])
@@ -112,11 +112,11 @@ class FactorPlan:
         self.at = [i for i, of in enumerate(sides) if of is not None]
         self.sides = [of for of in sides if of is not None]
         self.factors = Factors(self.sides, [self.places[i] for i in self.at], device)
-        self.matrices, self.means = (Many([sizes[i] for i in self.at], (), (), device) for _ in range(2))
-        self.received = Many([m * r for m, _, r in self.sides], (), (), device)
+        self.matrices, self.means = (TensorList([sizes[i] for i in self.at], (), (), device) for _ in range(2))
+        self.received = TensorList([m * r for m, _, r in self.sides], (), (), device)
         rights = [l * r for _, l, r in self.sides]
-        self.states = Many(rights, (), (), device)
-        self.drawn = Many(rights, (), streams, device) if streams else None
+        self.states = TensorList(rights, (), (), device)
+        self.drawn = TensorList(rights, (), streams, device) if streams else None
         self.own_parts = Parts(tuple(self.at), tuple(rights))
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
         self.narrow = NarrowMatrices(sizes, device) if narrow else None
@@ -150,7 +150,7 @@ class FactorBucket:
         self._successors = [peers.like.lent.borrow_successor(state) for state in states]
 
     def point(self) -> bool:
-        """True if kernels know where all of this is: see :meth:`Many.point`."""
+        """True if kernels know where all of this is: see :meth:`TensorList.point`."""
         plan, means = self._plan, self._means
         if not plan.dense.point(self._xs, means, self._message):
             return False

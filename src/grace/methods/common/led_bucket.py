@@ -23,8 +23,8 @@ from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.capturing import refuse_capture
 from grace.kernels import (
-    Many,
     PlaceLists,
+    TensorList,
     add_memories_many,
     decode_indices_many,
     encode_indices_many,
@@ -33,7 +33,7 @@ from grace.kernels import (
     take_listed_many,
     take_topk_many,
 )
-from grace.kernels.index_lists.codes import choose
+from grace.kernels.index_codes.codes import choose
 
 LEADS = "which rank leads follows from the step, which is a number of the host's"
 
@@ -47,11 +47,11 @@ class LedBucket:
     """
 
     lists: PlaceLists
-    many: Many
+    many: TensorList
     plan: SumPlan
-    coded: Many
+    coded: TensorList
     parts: Parts
-    means: Many | None
+    means: TensorList | None
 
 
 def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Peers) -> LedBucket | None:
@@ -70,8 +70,8 @@ def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Peers) 
         widths = wires.with_gaps([layout(*each).size for each in zip(sizes, counts, codes, strict=True)])
         places = [0, *itertools.accumulate(widths[:-1])]
         plan, parts = SumPlan([4 * k for k in counts], device), Parts(tuple(range(len(xs))), tuple(widths))
-        many, coded = (Many(sizes, at, (), device) for at in (plan.wires, places))
-        means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, (), device)
+        many, coded = (TensorList(sizes, at, (), device) for at in (plan.wires, places))
+        means = None if xs[0].dtype is torch.float32 else TensorList(sizes, plan.wires, (), device)
         bucket = LedBucket(PlaceLists(counts, codes, (0,) * len(xs)), many, plan, coded, parts, means)
     there = all(each.point(xs, peers.memories, peers.rests) for each in (bucket.many, bucket.coded))
     if not there or not (bucket.means is None or bucket.means.point(take_rooms(workspace, sizes, device))):

@@ -1,6 +1,6 @@
 """Matrices of a bucket on an accelerator that are narrower than float32, and the rooms where kernels work on them.
 
-Letters: T matrices of n_t numbers, each an x of a :class:`grace.kernels.many.Many` of one row.
+Letters: T matrices of n_t numbers, each an x of a :class:`grace.kernels.tensor_list.TensorList` of one row.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 from grace.contract.loan import reads_narrow
 from grace.contract.peer import Peers
 from grace.contract.workspace import take_rooms
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import narrow_many, sum_many
+from grace.kernels.multi_tensor import narrow_many, sum_many
+from grace.kernels.tensor_list import TensorList, poison_many
 
 
 class NarrowMatrices:
@@ -25,17 +25,17 @@ class NarrowMatrices:
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device):
-        self._given, self._applied = (Many(sizes, (), (), device) for _ in range(2))
+        self._given, self._applied = (TensorList(sizes, (), (), device) for _ in range(2))
 
     def point(self, xs: Sequence[Tensor], rooms: Sequence[Tensor]) -> bool:
-        """From now on these are the matrices and their rooms, ``[1, n_t]`` each; see :meth:`Many.point`."""
+        """From now on these are the matrices and their rooms, ``[1, n_t]`` each; see :meth:`TensorList.point`."""
         return self._given.point(xs, None, rooms) and self._applied.point(xs)
 
     def widen(self) -> None:
         """Sets the rooms to the matrices."""
         sum_many(self._given.like, self._given)
 
-    def narrow(self, flags: Tensor, means: Many) -> Tensor:
+    def narrow(self, flags: Tensor, means: TensorList) -> Tensor:
         """Rounds the means, in the rooms, to the matrices: ``[T]`` bool, which are finite then, of those whose flag is set.
         The others become NaN.
         """

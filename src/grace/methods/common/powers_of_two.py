@@ -11,10 +11,10 @@ from torch import Tensor
 
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
-from grace.kernels import Chosen, CountedCode, Many, choose_coded_many, tops_many
-from grace.kernels.coded import BIAS, SPAN, Powers
-from grace.kernels.coded.wire import add_coded_, write_coded_
-from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.kernels import Chosen, CountedCode, TensorList, choose_coded_many, tops_many
+from grace.kernels.index_codes.codes import IndexCode, pad
+from grace.kernels.sparse_codes import BIAS, SPAN, Powers
+from grace.kernels.sparse_codes.wire import add_coded_, write_coded_
 from grace.random import Stream
 
 _BIAS64 = 1023  # of the exponent of a float64
@@ -49,7 +49,7 @@ class PowersOfTwo(Compressor):
     def counted(self) -> CountedCode:
         return CountedCode(self.index, False, Powers())
 
-    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+    def choose_many_(self, many: TensorList, rng: Stream, code: CountedCode) -> Chosen:
         top = tops_many(many.like, many)
         exponent = top.frexp().exponent - 1  # of the largest
         fronts = (exponent + BIAS).clamp_min(0).masked_fill(~((top > 0) & top.isfinite()), 0)

@@ -19,7 +19,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.kernels import all_finite, product_fits
-from grace.kernels.factors import begins
+from grace.kernels.low_rank.grouped import begins
 from grace.kernels.low_rank.many import LowRankMany
 from grace.kernels.noting import ROWS, THREADS, Call, Table
 from grace.methods.common.low_rank_bucket import (

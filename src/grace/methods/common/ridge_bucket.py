@@ -15,8 +15,8 @@ from grace.collectives import Exchange
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
-from grace.kernels.factors import draw_many, solve_ridge_many, succeed_many, unit_columns_many
-from grace.kernels.staging import clear_many, finite_many, nonzero_many
+from grace.kernels.low_rank.grouped import draw_many, solve_ridge_many, succeed_many, unit_columns_many
+from grace.kernels.multi_tensor import clear_many, finite_many, nonzero_many
 from grace.methods.common.factor_bucket import rows_of
 from grace.methods.common.matrices import Sides
 from grace.methods.common.turned_bucket import Kind, TurnedBucket, TurnedPlan, find_plan, rooms_of

@@ -17,10 +17,10 @@ from grace.contract.knobs import Rotation
 from grace.flags.finite import Flag
 from grace.kernels import (
     MOST_AT_ONCE,
-    Many,
+    CentroidCode,
+    TensorList,
     encode_rotated,
     encode_rotated_many,
-    rotated_bytes,
     sum_rotated,
     sum_rotated_many,
 )
@@ -57,29 +57,29 @@ class RotatedCodes(Fused):
     def _private(self) -> bool:
         return self.rotation == "private"
 
+    @property
+    def _code(self) -> CentroidCode:
+        return CentroidCode(self.code_bits, self.block, self.scale == "unbiased", self._private)
+
     def with_memory(self) -> Compressor:
         return replace(self, scale="mse")
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, Flag]:
-        unbiased = self.scale == "unbiased"
-        return encode_rotated(
-            rows, self.code_bits, self.block, unbiased, rng.fork(0), memory, rest, private=self._private
-        )
+        return encode_rotated(rows, self._code, rng.fork(0), memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        sum_rotated(received, out, self.code_bits, self.block, scale, rng.fork(0), add=add, private=self._private)
+        sum_rotated(received, out, self._code, scale, rng.fork(0), add=add)
 
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        unbiased = self.scale == "unbiased"
-        return encode_rotated_many(message, many, self.code_bits, self.block, unbiased, rng.step, private=self._private)
+    def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
+        return encode_rotated_many(message, many, self._code, rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
-        return sum_rotated_many(rows, many, self.code_bits, self.block, scale, rng.step, private=self._private)
+    def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
+        return sum_rotated_many(rows, many, self._code, scale, rng.step)
 
     def facts(self, n: int) -> Facts:
-        payload = rotated_bytes(n, self.code_bits, self.block, private=self._private)
+        payload = self._code.payload(n)
         # <c, y>^2 >= sum (c_i y_i)^2 >= |c|^2 |y|^2 / h, as c_i and y_i have one sign and grow together
         delta = 1 / min(n, self.block) if self.scale == "mse" else None
         return Facts(contraction=delta, deterministic=False, randomness=self.rotation, payload=payload)

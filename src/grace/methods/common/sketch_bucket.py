@@ -24,8 +24,8 @@ from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels import (
     PRIME,
-    Many,
     PlaceLists,
+    TensorList,
     add_memories_many,
     count_sketches_many,
     poison_many,
@@ -34,7 +34,7 @@ from grace.kernels import (
     take_listed_many,
     take_topk_many,
 )
-from grace.kernels.staging import clear_many, narrow_many
+from grace.kernels.multi_tensor import clear_many, narrow_many
 
 
 class Sketching(NamedTuple):
@@ -73,13 +73,13 @@ class SketchPlan:
 
         heads = list(itertools.accumulate(candidates, initial=0))
         self.many, self.put, self.exact = (
-            Many(each, (), (), device)
+            TensorList(each, (), (), device)
             for each in ([sizes[t] for t in self.order], [sizes[t] for t in self.order], candidates)
         )
         streams = [peers[t].shared(owner) for t in large]
-        self.counted = Many([sizes[t] for t in large], [4 * begins[t] for t in large], streams, device)
-        self.taken = Many([sizes[t] for t in large], [4 * head for head in heads[: self.count]], (), device)
-        self.whole = Many([sizes[t] for t in small], [4 * begins[t] for t in small], (), device)
+        self.counted = TensorList([sizes[t] for t in large], [4 * begins[t] for t in large], streams, device)
+        self.taken = TensorList([sizes[t] for t in large], [4 * head for head in heads[: self.count]], (), device)
+        self.whole = TensorList([sizes[t] for t in small], [4 * begins[t] for t in small], (), device)
         self.narrow = narrow
 
         self.kept = PlaceLists(tuple(ways[t].kept for t in self.order), (), ())
@@ -104,7 +104,7 @@ class SketchPlan:
 
     def point(self, xs: Sequence[Tensor], peers: Peers, workspace: Workspace) -> Tensor | None:
         """From now on these are the tensors, of any shapes: room for the means of candidates, float32 ``[P]``. None: their
-        addresses cannot be told, see :meth:`Many.point`.
+        addresses cannot be told, see :meth:`TensorList.point`.
         """
         device, L = self.many.device, self.count
         rows = [xs[t] for t in self.order]

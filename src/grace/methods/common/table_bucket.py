@@ -21,13 +21,13 @@ from grace.contract.peer import Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import take_rooms
 from grace.kernels import (
-    Many,
+    TensorList,
     decode_entries_many,
     encode_entries_many,
     rotate_norms_many,
     sum_entries_many,
 )
-from grace.kernels.tables import Chunks
+from grace.kernels.lookup_table import Chunks
 from grace.methods.common.integer_table import bounds_of, count_sum_bits
 
 
@@ -41,9 +41,9 @@ class TableBucket:
     table: tuple[int, ...]
     block: int
     reach: float
-    many: Many
+    many: TensorList
     chunks: Chunks
-    means: Many | None
+    means: TensorList | None
 
 
 def prepare_table(
@@ -62,8 +62,8 @@ def prepare_table(
     if bucket is None:
         W, streams = like.world, [peer.private(owner) for peer in peers]
         chunks = Chunks(sizes, W, table, count_sum_bits(table[-1], W))
-        many = Many(sizes, chunks.codes[:-1], streams, device)
-        means = None if xs[0].dtype is torch.float32 else Many(sizes, chunks.codes[:-1], streams, device)
+        many = TensorList(sizes, chunks.codes[:-1], streams, device)
+        means = None if xs[0].dtype is torch.float32 else TensorList(sizes, chunks.codes[:-1], streams, device)
         bucket = TableBucket(table, block, reach, many, chunks, means)
     rooms: Sequence[Tensor] = xs if bucket.means is None else take_rooms(workspace, sizes, device)
     there = bucket.many.point(xs, peers.memories, peers.rests) and bucket.many.lend(peers.rests or rooms)

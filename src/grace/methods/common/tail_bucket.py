@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grace.kernels import Many, tail_sums_many, tops_many
+from grace.kernels import TensorList, tail_sums_many, tops_many
 from grace.methods.common.tails import (
     ALL,
     LEAST,
@@ -25,7 +25,7 @@ from grace.methods.common.tails import (
 )
 
 
-def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+def exponential_thresholds(many: TensorList, shares: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     """The thresholds that :func:`grace.methods.common.tails.find_threshold` finds of T tensors plus their memories, each in
     as many stages as it has ``shares``: eta, float64 ``[T]``; and ``[T]`` bool, whether there is one.
     """
@@ -44,7 +44,7 @@ def exponential_thresholds(many: Many, shares: Sequence[Sequence[float]]) -> tup
 
 
 def fitted_thresholds(
-    many: Many, shares: Sequence[Sequence[float]], dist: Literal["gpareto", "gamma"]
+    many: TensorList, shares: Sequence[Sequence[float]], dist: Literal["gpareto", "gamma"]
 ) -> tuple[Tensor, Tensor]:
     """As :func:`exponential_thresholds`, for generalized Pareto distributions, or gamma distributions first. The host, which
     computes powers, asks for the moments of all tensors in one question for each stage, and before all but the first in
@@ -99,7 +99,7 @@ def _top(a: Tensor) -> tuple[Tensor, Tensor]:
     return top.double(), torch.nextafter(top, torch.zeros_like(top)).double()
 
 
-def _magnitudes(many: Many, t: int) -> Tensor:
+def _magnitudes(many: TensorList, t: int) -> Tensor:
     """Numbers of tensor t plus its memory, float32 ``[n]``."""
     x = many.xs[t]
     return (x.float() if many.memories is None else x + many.memories[t]).abs().view(-1)

@@ -20,7 +20,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.capturing import capturing
-from grace.kernels.factors import (
+from grace.kernels.low_rank.grouped import (
     Factors,
     add_low_rank_many,
     begins,
@@ -31,8 +31,8 @@ from grace.kernels.factors import (
     scatter_rows_many,
     split_low_rank_many,
 )
-from grace.kernels.many import Many, poison_many
-from grace.kernels.staging import finite_many, round_many, widen_many
+from grace.kernels.multi_tensor import finite_many, round_many, widen_many
+from grace.kernels.tensor_list import TensorList, poison_many
 from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
 from grace.methods.common.matrices import DENSE, Sides, is_plain
 from grace.methods.common.narrow_matrices import NarrowMatrices, rooms_for
@@ -49,7 +49,7 @@ class Tails:
     def __init__(self, ends: Sequence[int], sides: Sequence[int], sizes: Sequence[int], device: torch.device):
         self._at = [(t, end, side) for t, (end, side, n) in enumerate(zip(ends, sides, sizes, strict=True)) if end < n]
         tails = [sizes[t] - end for t, end, _ in self._at]
-        self._sent, self._received, self._means = (Many(tails, (), (), device) for _ in range(3))
+        self._sent, self._received, self._means = (TensorList(tails, (), (), device) for _ in range(3))
 
     def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor]) -> bool:
         """From now on these are the tensors, rooms for their means, and their parts of the message, all ``[1, n]``."""
@@ -98,17 +98,17 @@ class Kind:
         spans = [(of[1 - turned], of[turned], of[2]) for of in sides]
         self.spans = Factors(spans, begins([r * s for s, _, r in spans])[:-1], device)
         numbers = [m * l for m, l, _ in sides]
-        self.matrices, self.means = (Many(numbers, (), (), device) for _ in range(2))
+        self.matrices, self.means = (TensorList(numbers, (), (), device) for _ in range(2))
         widths = [side * r for _, side, r in spans]
-        self.received, self.successors = (Many(widths, (), (), device) for _ in range(2))
+        self.received, self.successors = (TensorList(widths, (), (), device) for _ in range(2))
         self.tails = Tails(numbers, widths, sizes, device) if list(sizes) != numbers else None
         self.whole_xs, self.whole_means, self.whole_received = self.matrices, self.means, self.received
         if self.tails is not None:
             sent = [n - number + wire for n, number, wire in zip(sizes, numbers, widths, strict=True)]
-            self.whole_xs, self.whole_means = (Many(sizes, (), (), device) for _ in range(2))
-            self.whole_received = Many(sent, (), (), device)
-        self.olds = Many([s * r for s, _, r in spans], (), (), device)
-        self.drawn = Many(self.olds.sizes, (), streams, device) if streams else None
+            self.whole_xs, self.whole_means = (TensorList(sizes, (), (), device) for _ in range(2))
+            self.whole_received = TensorList(sent, (), (), device)
+        self.olds = TensorList([s * r for s, _, r in spans], (), (), device)
+        self.drawn = TensorList(self.olds.sizes, (), streams, device) if streams else None
         self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
         self.narrow = NarrowMatrices(sizes, device) if narrow else None
         counts = host_int64([s * r for s, _, r in spans])
@@ -122,7 +122,7 @@ class Kind:
         self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor], olds: Sequence[Tensor]
     ) -> bool:
         """From now on these are the tensors, rooms for their means, their parts of the message and what spans their bases, all
-        ``[1, n]``; see :meth:`Many.point`.
+        ``[1, n]``; see :meth:`TensorList.point`.
         """
         if self.tails is not None:
             there = self.tails.point(xs, means, parts) and self.whole_xs.point(xs) and self.whole_means.point(means)
@@ -216,7 +216,7 @@ class TurnedBucket:
         self._factors = [take(kind.spans.rights[-1]) for kind in plan.kinds]
 
     def point(self) -> bool:
-        """True if kernels know where all of this is: see :meth:`Many.point`."""
+        """True if kernels know where all of this is: see :meth:`TensorList.point`."""
         there = self._plan.dense.point(self._xs, self._means, self._message)
         for kind in self._plan.kinds:
             if kind.narrow is not None:

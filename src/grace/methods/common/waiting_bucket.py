@@ -21,7 +21,7 @@ from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import padded_sizes, take_flat
-from grace.kernels import Many
+from grace.kernels import TensorList
 
 
 class Waiting(Protocol):
@@ -79,7 +79,7 @@ class WaitingBucket:
         # not finite where r is not: all ranks leave that step out
         torch.mul(self.flats["r"], self.flats["sure"], out=lent)
         self.flats["lent"] = lent
-        sums = many.once("lent", lambda: Many(many.sizes, (), (), many.device))
+        sums = many.once("lent", lambda: TensorList(many.sizes, (), (), many.device))
         sums.point(rooms, None, rooms)
         if self.bucket.means is not None:
             # What rounding the means loses is added to what is left, which is not known before the exchange has ended.

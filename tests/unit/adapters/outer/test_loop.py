@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.adapters.outer import loop as loop_module
 from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.outer.state import OuterState
 from grace.errors import CompositionError, ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError
-from tests.unit.adapters.outer.training import Rank, flat, make_inner, make_model, on_ranks
+from tests.unit.adapters.outer.training import Rank, flat, make_inner, make_model, on_ranks, train
 from tests.unit.networks import in_threads
 
 ALL = grace.Policy([("*", "topk:ratio=0.05")])
@@ -109,7 +110,7 @@ def test_each_step_is_logged_also_while_an_exchange_is_in_flight() -> None:
         assert sent > 0
 
 
-def test_what_is_offloaded_is_on_the_host_with_the_same_bits() -> None:
+def offloads() -> None:
     def job(network: Any, rank: int) -> list[Tensor]:
         ends = []
         for offload in (False, True):
@@ -121,7 +122,41 @@ def test_what_is_offloaded_is_on_the_host_with_the_same_bits() -> None:
         return ends
 
     for ends in on_ranks(2, job):
-        assert torch.equal(*ends)
+        assert torch.equal(*ends), "other bits"
+
+
+def test_what_is_offloaded_is_on_the_host_with_the_same_bits() -> None:
+    offloads()
+
+
+def _narrow(state: OuterState, p: Tensor) -> Tensor:
+    """In bfloat16, where it is offloaded."""
+    return torch.empty(p.shape, dtype=torch.bfloat16 if state._offload else torch.float32)
+
+
+def _of_a_copy(state: OuterState, name: str, d: Tensor) -> bool:
+    """Moves a copy of the momentum, which does not go back."""
+    kept = state.momentum[name].clone()
+    made = _outer_step(state, name, d)
+    if state._offload:
+        state.momentum[name].copy_(kept)
+    return made
+
+
+def _once(state: OuterState, name: str, p: Tensor, keep: float = 0.0) -> None:
+    """Does not bring theta back to the replica."""
+    if not state._offload:
+        _write(state, name, p, keep)
+
+
+_outer_step, _write = OuterState.step, OuterState.write
+
+
+@pytest.mark.parametrize(("name", "mutant"), [("_make", _narrow), ("step", _of_a_copy), ("write", _once)])
+def test_what_is_lost_on_the_host_is_noticed(name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OuterState, name, mutant)
+    with pytest.raises(AssertionError, match="other bits"):
+        offloads()
 
 
 def test_state_is_float32_whatever_the_parameters_are() -> None:
@@ -157,18 +192,77 @@ def test_a_state_of_local_steps_from_before_is_taken() -> None:
     on_ranks(2, job)
 
 
-def test_it_begins_with_steps_that_average_gradients() -> None:
-    def job(network: Any, rank: int) -> tuple[Tensor, Tensor]:
+def begins_synchronously() -> None:
+    """Four steps as those of one model with the mean gradients of two ranks; after that each rank makes its own."""
+    net, nets = make_model(1), [make_model(1) for _ in range(2)]
+    inner = make_inner(net)
+    for step in range(4):
+        for rank, other in enumerate(nets):
+            other.load_state_dict(net.state_dict())
+            train(other, torch.optim.SGD(other.parameters(), lr=0.0), rank, range(step, step + 1))
+        for p, x, y in zip(net.parameters(), *(other.parameters() for other in nets), strict=True):
+            p.grad = (x.grad + y.grad) / 2  # type: ignore[operator]
+        inner.step()
+
+    def job(network: Any, rank: int) -> list[Tensor]:
         worker = Rank(network, rank, "none", preset="diloco:every=3", warmup_steps=4)
         worker.train(4)
-        assert torch.equal(worker.theta, worker.own)
-        early = worker.own
+        ends = [worker.theta, worker.own]
         worker.train(4, 5)
-        return early, worker.own
+        return [*ends, worker.own]
 
     first, other = on_ranks(2, job)
-    assert torch.equal(first[0], other[0])
-    assert not torch.equal(first[1], other[1])
+    for ends in (first, other):
+        torch.testing.assert_close(ends[1], flat(net.parameters()), msg="not synchronous training")
+        assert torch.equal(ends[0], ends[1]), "theta is elsewhere"
+    assert torch.equal(first[1], other[1]), "replicas differ"
+    assert not torch.equal(first[2], other[2]), "it never ends"
+
+
+def test_it_begins_with_steps_that_average_gradients() -> None:
+    begins_synchronously()
+
+
+_average = loop_module.average_gradients
+
+
+def _nothing(session: Any, parameters: Any, buckets: Any) -> None:
+    """Each rank goes on with its own."""
+    own = {name: None if p.grad is None else p.grad.clone() for name, p in parameters.items()}
+    _average(session, parameters, buckets)
+    for name, p in parameters.items():
+        p.grad = own[name]
+
+
+def _sums(session: Any, parameters: Any, buckets: Any) -> None:
+    _average(session, parameters, buckets)
+    for p in parameters.values():
+        p.grad.mul_(session.world)
+
+
+def _weights_alone(session: Any, parameters: Any, buckets: Any) -> None:
+    """Leaves tensors of one dimension."""
+    own = {name: p.grad.clone() for name, p in parameters.items()}
+    _average(session, parameters, buckets)
+    for name, p in parameters.items():
+        if p.ndim == 1:
+            p.grad.copy_(own[name])
+
+
+@pytest.mark.parametrize("mutant", [_nothing, _sums, _weights_alone])
+def test_another_warm_up_is_noticed(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "average_gradients", mutant)
+    with pytest.raises(AssertionError, match="not synchronous training"):
+        begins_synchronously()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"), [(-1, "not synchronous training"), (1, "it never ends")], ids=["too short", "too long"]
+)
+def test_a_warm_up_of_another_length_is_noticed(more: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OuterLoop, "warms_up", property(lambda loop: loop._total < loop.settings.warmup_steps + more))
+    with pytest.raises(AssertionError, match=message):
+        begins_synchronously()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -69,5 +69,5 @@ def test_the_package_knows_what_the_archive_says_of_exactly_that_method() -> Non
     assert plain is not None
     assert plain.verdict == "keeps"
     assert evidence_for("topk") == evidence_for("topk:ratio=0.01")
-    assert evidence_for("topk:ratio=0.02") is None
+    assert evidence_for("topk:ratio=0.03") is None
     assert evidence_for("no such method") is None

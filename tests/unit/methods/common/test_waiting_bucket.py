@@ -18,7 +18,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.staging import narrow_many
+from grace.kernels.multi_tensor import narrow_many
 from grace.methods.varsparse import VarSparse
 from grace.run.simulate import simulate
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night

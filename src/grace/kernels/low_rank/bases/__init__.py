@@ -1,1 +1,0 @@
-"""Orthonormal bases and unit rows on accelerators: a program for each matrix."""

@@ -1,1 +1,0 @@
-"""Ridge regression on accelerators: a program solves the equations of one matrix."""

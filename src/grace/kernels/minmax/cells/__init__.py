@@ -1,1 +1,0 @@
-"""Groups of buckets, and where the cells of their sketches are, for Triton kernels."""

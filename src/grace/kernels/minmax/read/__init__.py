@@ -1,1 +1,0 @@
-"""Wires of sketchml as they are read."""

@@ -1,1 +1,0 @@
-"""Samples whose places travel as gaps; the Triton kernels of other families write and read them."""

@@ -1,1 +1,0 @@
-"""The search for the units of several tensors, on the device."""
