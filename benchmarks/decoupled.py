@@ -4,6 +4,9 @@ Three runs of the same length: undisturbed; one learner is killed with SIGKILL e
 once; one learner is at half speed. Goodput of the others is their steps, as a share of what the same learners made in the
 undisturbed run; beside it the longest time between two of their steps, which a global stop would show, and the loss of the
 merged parameters. A learner that is dead leaves its processor to the others, so that more than 100 % can come out.
+
+Learning rates follow the task's schedule by the share of the time that has passed, for all learners alike, and gradients are
+clipped as the task says: at a peak rate that never falls, the loss at the end is noise, and fewer steps are a worse loss.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from grace_bench.tasks import find_task
 from grace_bench.workers.ports import free_port
 
 RUNS = ("undisturbed", "killed", "half speed")
+_SHARES = 1000  # parts of the time, for the schedule
 
 
 def learn(options: argparse.Namespace) -> None:
@@ -47,6 +51,7 @@ def learn(options: argparse.Namespace) -> None:
         model, optimizer, options.address, name=f"l{options.learner}", every=options.every, fragments=options.fragments,
         overlap=options.overlap, method=options.method, state=saved and saved["learner"], timeout=60.0,
     )  # fmt: skip
+    task.steps = _SHARES
     batches = task.batches(options.learner, options.learners, handle.stats.steps)
     with (folder / f"{options.learner}.steps").open("a", encoding="utf-8") as steps:
         until = folder / "until"
@@ -54,6 +59,11 @@ def learn(options: argparse.Namespace) -> None:
             begins = time.monotonic()
             optimizer.zero_grad()
             torch.autograd.backward(task.loss(model, next(batches)))
+            if task.clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+            passed = share_of_time(float(until.read_text()) if until.exists() else None, options.seconds, time.time())
+            for group in optimizer.param_groups:
+                group["lr"] = task.lr(int(passed * (_SHARES - 1)))
             optimizer.step()
             if options.slow:
                 time.sleep(time.monotonic() - begins)
@@ -67,12 +77,22 @@ def learn(options: argparse.Namespace) -> None:
     handle.detach()
 
 
+def share_of_time(until: float | None, seconds: float, now: float) -> float:
+    """The share of the run that has passed, 0 to 1; 0 before it begins, when nobody knows when it ends.
+
+    >>> [share_of_time(until, 100.0, 50.0) for until in (None, 200.0, 110.0, 40.0)]
+    [0.0, 0.0, 0.4, 1.0]
+    """
+    return 0.0 if until is None else min(1.0, max(0.0, 1 - (until - now) / seconds))
+
+
 def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     """The row of a run."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:  # nobody outlives it
         folder, port = Path(name), free_port()
         serve = f"import grace; grace.decoupled.serve('127.0.0.1:{port}', learners={options.learners}, "
-        serve += f"quorum={options.quorum}, checkpoint={str(folder / 'syncer.pt')!r}, save_every=5.0)"
+        serve += f"quorum={options.quorum}, lr={options.outer_lr}, momentum={options.outer_momentum}, "
+        serve += f"checkpoint={str(folder / 'syncer.pt')!r}, save_every=5.0)"
         syncer = subprocess.Popen([sys.executable, "-c", serve])
         ending.callback(syncer.kill)
 
@@ -130,11 +150,13 @@ def main() -> None:
     parser.add_argument("--quorum", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=120.0, help="of each run, from when all have begun")
     parser.add_argument("--kill-every", type=float, default=20.0)
-    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--fragments", type=int, default=2)
     parser.add_argument("--overlap", type=int, default=4)
     parser.add_argument("--keep-every", type=int, default=20)
     parser.add_argument("--method", default="qsgd:bits=8")
+    parser.add_argument("--outer-lr", type=float, default=0.7)
+    parser.add_argument("--outer-momentum", type=float, default=0.5, help="few merges need less of it than many")
     parser.add_argument("--json", type=Path, help="a file")
     for name, kind in (("learner", int), ("folder", str), ("address", str)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)

@@ -67,7 +67,8 @@ def folder(tmp_path):
 @pytest.mark.usefixtures("forked")
 def test_algorithms_train_beside_methods_and_an_outer_loop_sends_less_by_its_steps(folder):
     methods = (
-        "diloco:every=4,local_sgd:every=8,method=(topk:ratio=0.05),dpsgd:graph=ring,onebitadam:lr=0.01,freeze_step=8"
+        "diloco:every=4,local_sgd:every=8,method=(topk:ratio=0.05),dpsgd:graph=ring,onebitadam:lr=0.01,freeze_step=8,"
+        "torch_post_local_sgd:every=4,warmup_steps=4"
     )
     arguments = [
         "--methods",
@@ -83,9 +84,9 @@ def test_algorithms_train_beside_methods_and_an_outer_loop_sends_less_by_its_ste
     ]
     done = run("bench", "train", "--tasks", "digits", *arguments, "--out", "out", "--json", cwd=folder)
     assert done.exit_code == 0, done.output
-    plain, diloco, local, gossip, adam = documents = json.loads(done.stdout)
+    plain, diloco, local, gossip, adam, torchs = documents = json.loads(done.stdout)
     families = [document["family"] for document in documents]
-    assert families == ["baseline", "outer loop", "outer loop", "gossip", "optimizer"]
+    assert families == ["baseline", "outer loop", "outer loop", "gossip", "optimizer", "torch"]
     assert diloco["traffic"]["sent_bytes_per_step"] == pytest.approx(
         plain["traffic"]["sent_bytes_per_step"] / 4, rel=0.01
     )
@@ -94,6 +95,9 @@ def test_algorithms_train_beside_methods_and_an_outer_loop_sends_less_by_its_ste
     assert gossip["traffic"]["sent_bytes_per_step"] == pytest.approx(plain["traffic"]["sent_bytes_per_step"], rel=0.01)
     assert adam["traffic"]["sent_bytes_per_step"] < plain["traffic"]["sent_bytes_per_step"]
     assert diloco["prediction"] is None
+    assert torchs["traffic"]["sent_bytes_per_step"] == pytest.approx(
+        plain["traffic"]["sent_bytes_per_step"] / 4, rel=0.01
+    )
 
 
 @pytest.mark.usefixtures("forked")

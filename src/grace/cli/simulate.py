@@ -99,6 +99,7 @@ def simulate_decoupled(
     hidden: Annotated[int, typer.Option("--hidden", help="Units of the hidden layer.")] = 128,
     lr: Annotated[float, typer.Option("--lr", help="Learning rate of SGD, the inner optimizer.")] = 0.2,
     seed: Annotated[int, typer.Option("--seed", help="Of data, speeds and methods.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="A figure, .svg; a .png beside it.")] = None,
     as_json: Json = False,
 ) -> None:
     """Simulate learners that wait for nobody, while some are killed or slow: goodput and loss.
@@ -106,22 +107,28 @@ def simulate_decoupled(
     The learners and the syncer are those of [bold]grace.decoupled[/], in virtual time and with a made-up network; beside them
     synchronous and elastic training, with the same speeds and deaths.
 
-    Example: [bold]grace simulate-decoupled --workers 4 --kill-every 20 --victims 1 --slow 0.25[/]
+    Example: [bold]grace simulate-decoupled --workers 4 --kill-every 20 --victims 1 --slow 0.25 --out goodput.svg[/]
     """
     from rich.console import Console
     from rich.markup import escape
 
     from grace_bench.report.progress import Bar
+    from grace_bench.report.render import check_kind
     from grace_bench.simulation.decoupled import DecoupledSetting
     from grace_bench.simulation.decoupled import simulate_decoupled as run
-    from grace_bench.simulation.show import view_decoupled
+    from grace_bench.simulation.show import KINDS, draw_decoupled, view_decoupled
 
     setting = DecoupledSetting(
         workers, steps, step_time, slow, spread, kill_every, repair, victims, every, fragments, overlap, quorum,
         outer_momentum, down, latency, rate, alpha, batch, hidden, lr, seed,
     )  # fmt: skip
+    if out is not None:
+        check_kind(out, *KINDS)
     with Bar(Console(stderr=True), shown=not as_json) as bar:
         document = run(setting, parse_methods(methods), lambda name, done, of: bar.draw(done, of, escape(name), ""))
+    if out is not None:
+        for path in draw_decoupled(document, out):
+            typer.echo(f"wrote {path}", err=True)
     if as_json:
         write_json(document)
     else:

@@ -1,5 +1,6 @@
 """Algorithms that exchange something else than the mean gradient of each step: outer loops, which exchange how far replicas
-have moved, optimizers, which exchange momenta, and gossip, which averages parameters with those of neighbours.
+have moved, optimizers, which exchange momenta, and gossip, which averages parameters with those of neighbours; and torch's own
+post-local SGD, a rival.
 
 They stand where a method's text does:
 ``grace bench train --methods diloco:every=32,onebitadam:freeze_step=100,choco:method=(topk:ratio=0.1),gamma=0.3,topk``.
@@ -9,21 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 import grace
 from grace import optim
-from grace.adapters.outer.presets import PRESETS, read_outer
+from grace.adapters.outer.presets import PRESETS, OuterSettings, read_outer
 from grace.errors import ConfigurationError, nearest, unknown
 from grace.gossip.settings import ALGORITHMS as GOSSIPS
 from grace.gossip.settings import read_gossip
+from grace.registry.text import parse
 from grace.run.options import Options
-from grace_bench.runs.baselines import BASELINES, Counters, NoExchange, counters_of
+from grace_bench.runs.baselines import BASELINES, Counters, NoExchange, TorchDDP, counters_of
 
 
 class Algorithm(ABC):
@@ -204,10 +211,77 @@ class GossipRun(NoExchange):
         self._handle.detach()
 
 
+TORCH_LOCAL = "torch_post_local_sgd"
+
+
+class TorchLocalAlgorithm(Algorithm):
+    """Torch's post-local SGD: ``torch_post_local_sgd:every=8,warmup_steps=100``.
+
+    Attributes:
+        settings: ``every`` and ``warmup_steps`` of them, by default 0.
+    """
+
+    family = "torch"
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        _, knobs = parse(text)
+        for key in knobs.keys() - {"every", "warmup_steps"}:
+            raise unknown(f"knob of {TORCH_LOCAL}", key, ("every", "warmup_steps"))
+        if "every" not in knobs:
+            raise ConfigurationError(f"{TORCH_LOCAL} has no every of its own; give it: {TORCH_LOCAL}:every=8")
+        self.settings = OuterSettings(**knobs)  # an error now
+        self.period = self.settings.every
+
+    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
+        return TorchLocalRun(model, self.settings.every, self.settings.warmup_steps)
+
+
+class TorchLocalRun(TorchDDP):
+    """A replica that torch's averager averages every so many steps, the first after the warm-up at once. What is evaluated is
+    the average of all replicas; its bytes do not count.
+    """
+
+    def __init__(self, model: nn.Module, every: int, warmup: int):
+        super().__init__(model, "ddp-fp32", dist.get_rank(), dist.get_world_size())
+        self._every, self._warmup, self._made = every, warmup, 0
+        state = PostLocalSGDState(dist.group.WORLD, None, warmup, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
+        self.model.register_comm_hook(state, post_localSGD_hook)  # type: ignore[operator]
+
+    def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch, when this is imported
+            from torch.distributed.optim import PostLocalSGDOptimizer
+        averager = PeriodicModelAverager(self._every, self._warmup)
+        return PostLocalSGDOptimizer(optimizer, averager)
+
+    def step(self) -> None:
+        """Counts the all-reduces of gradients in the warm-up, and that of all parameters at the end of a window."""
+        if self._made < self._warmup:
+            super().step()
+        elif (self._made - self._warmup) % self._every == 0:
+            self._count_all_reduce(self._size, "AllReduce")
+        self._made += 1
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[nn.Module]:
+        kept = [p.detach().clone() for p in self.model.parameters()]
+        self.end()
+        with super().shared() as model:
+            yield model
+        with torch.no_grad():
+            for p, own in zip(self.model.parameters(), kept, strict=True):
+                p.copy_(own)
+
+    def end(self) -> None:
+        average_parameters(iter(self.model.parameters()), dist.distributed_c10d._get_default_group())
+
+
 ALGORITHMS: dict[str, Callable[[str], Algorithm]] = {
     **dict.fromkeys(PRESETS, OuterAlgorithm),
     **dict.fromkeys(optim.optimizers(), OptimizerAlgorithm),
     **dict.fromkeys(GOSSIPS, GossipAlgorithm),
+    TORCH_LOCAL: TorchLocalAlgorithm,
 }
 
 

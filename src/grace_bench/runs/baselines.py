@@ -168,12 +168,15 @@ class TorchDDP(NoExchange):
                 sizes = [third, third, 4 * (total - self._low_rank) - 2 * third]
             self._low_rank = total
         for size in sizes:
-            moved = cost(AllReduce(torch.empty(size, dtype=torch.uint8, device="meta")), self.rank, self.world)
-            self._count.rounds += 1
-            self._count.sent += moved.sent
-            self._count.received += moved.received
-            kind = f"AllReduce{NARROW if self.name == 'ddp-bf16' else ''}"
-            self._count.collectives.setdefault(kind, Tally()).add(Tally(1, size))
+            self._count_all_reduce(size, f"AllReduce{NARROW if self.name == 'ddp-bf16' else ''}")
+
+    def _count_all_reduce(self, size: int, kind: str) -> None:
+        """Counts an all-reduce of so many bytes."""
+        moved = cost(AllReduce(torch.empty(size, dtype=torch.uint8, device="meta")), self.rank, self.world)
+        self._count.rounds += 1
+        self._count.sent += moved.sent
+        self._count.received += moved.received
+        self._count.collectives.setdefault(kind, Tally()).add(Tally(1, size))
 
 
 def _read_log(model: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A simulation as a table, and as a figure: loss against bytes."""
+"""A simulation as a table, and as a figure: loss against bytes; of learners, goodput and loss of each kind of training."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from grace_command.text import amount, plain_table
 
 KINDS = (".svg",)  # of a figure's file
 _WIDTH, _HEIGHT = 520, 320
+_BAR_WIDTH, _BAR_STEP = 300, 22
 
 
 def describe(setting: dict[str, Any]) -> str:
@@ -42,15 +43,18 @@ def view(document: dict[str, Any]) -> RenderableType:
     return Group(describe(document["setting"]), "", table, "", note)
 
 
-def view_decoupled(document: dict[str, Any]) -> RenderableType:
-    """The table of learners that wait for nobody, beside those who do."""
-    setting = document["setting"]
+def describe_decoupled(setting: dict[str, Any]) -> str:
+    """Describes the setting of a simulation of learners in a line."""
     deaths = f"one dies every {setting['kill_every']:g} s and is back after {setting['repair']:g} s"
-    about = (
+    return (
         f"{setting['workers']:,} workers, {setting['slow']:.0%} of them at half speed; "
         f"{deaths if setting['kill_every'] else 'nobody dies'}; {setting['steps']:,} steps of {setting['step_time']:g} s; "
         f"learners: every {setting['every']} steps, {setting['fragments']} fragments, quorum {setting['quorum']}"
     )
+
+
+def view_decoupled(document: dict[str, Any]) -> RenderableType:
+    """The table of learners that wait for nobody, beside those who do."""
     headings = ["training", "method", "loss", "accuracy", "goodput", "who never dies", "stopped", "sent, all", "merges"]
     table = plain_table(None, headings)
     for row in document["rows"]:
@@ -60,7 +64,42 @@ def view_decoupled(document: dict[str, Any]) -> RenderableType:
         shares = f"{row['goodput']:.1%}", survivors, f"{row['stopped']:.0f} s"
         table.add_row(row["kind"], row["method"], *ends, *shares, amount(row["sent"]), merges)
     note = "goodput: share of all workers' time in steps that count; stopped: nobody trained; loss of the merged parameters"
-    return Group(about, "", table, "", note)
+    return Group(describe_decoupled(document["setting"]), "", table, "", note)
+
+
+def draw_decoupled(document: dict[str, Any], out: Path) -> list[Path]:
+    """Writes the figure of :func:`simulate_decoupled`; the rest is as :func:`draw`."""
+    check_kind(out, *KINDS)
+    return save(sheet_decoupled(document), out.parent, out.stem)
+
+
+def sheet_decoupled(document: dict[str, Any]) -> dict[str, Any]:
+    """The figure as a Vega-Lite document: goodput and loss, side by side, a bar for each row of the table."""
+    rows = []
+    for row in document["rows"]:
+        name = f"{row['kind']}, {row['method']}" if row["kind"] == "decoupled" else row["kind"]
+        loss = "diverged" if row["loss"] is None else f"{row['loss']:.3f}"
+        rows.append({
+            "name": name, "goodput": row["goodput"], "loss": row["loss"] or 0.0,
+            "shares": f"{row['goodput']:.0%}", "ends": loss,
+        })  # fmt: skip
+    order = [row["name"] for row in rows]
+    panels = [
+        _bars(rows, order, "goodput", "shares", "goodput: share of all workers' time in steps that count"),
+        _bars(rows, order, "loss", "ends", "loss on the test set"),
+    ]
+    return titled("Training while workers die", describe_decoupled(document["setting"]), {"hconcat": panels})
+
+
+def _bars(rows: list[dict[str, Any]], order: list[str], field: str, text: str, title: str) -> dict[str, Any]:
+    y = {"field": "name", "type": "nominal", "title": None, "sort": order, "axis": {"labelLimit": 300}}
+    x = {"field": field, "type": "quantitative", "title": title, "scale": {"zero": True}}
+    mark = {"type": "text", "align": "left", "dx": 4, "style": "small"}
+    layers = [
+        {"mark": "bar", "encoding": {"y": y, "x": x}},
+        {"mark": mark, "encoding": {"y": y, "x": x, "text": {"field": text}}},
+    ]
+    return {"width": _BAR_WIDTH, "height": {"step": _BAR_STEP}, "data": {"values": rows}, "layer": layers}
 
 
 def draw(document: dict[str, Any], out: Path) -> list[Path]:

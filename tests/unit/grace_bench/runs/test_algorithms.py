@@ -31,6 +31,17 @@ def test_what_cannot_be_is_refused_before_anything_starts():
         RunConfig("digits", "diloco:every=32", toolkit="jax")
 
 
+def test_torchs_post_local_sgd_is_read_like_a_preset():
+    algorithm = find_algorithm("torch_post_local_sgd:every=8,warmup_steps=100")
+    assert algorithm is not None
+    assert (algorithm.family, algorithm.period) == ("torch", 8)
+    assert RunConfig("digits", "torch_post_local_sgd:every=8").kind == "algorithm"
+    with pytest.raises(ConfigurationError, match="has no every of its own"):
+        find_algorithm("torch_post_local_sgd:warmup_steps=3")
+    with pytest.raises(UnknownNameError, match="knob of torch_post_local_sgd"):
+        find_algorithm("torch_post_local_sgd:every=8,lr=1")
+
+
 @pytest.mark.parametrize(
     ("steps", "period", "first"), [(1000, 32, 1000 - 128), (1000, 500, 500), (100, 500, 0), (96, 16, 48), (90, 16, 42)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from grace.cli.app import app
 from grace.errors import ConfigurationError
 from grace_bench.simulation.decoupled import DecoupledSetting, simulate_decoupled
+from grace_bench.simulation.show import sheet_decoupled
 
 SMALL: dict[str, Any] = {"workers": 4, "steps": 40, "batch": 4, "hidden": 16, "kill_every": 10.0}
 
@@ -72,3 +74,22 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch):
     assert json.loads(written.stdout)["schema"] == "grace-simulate-decoupled/1"
     refused = CliRunner().invoke(app, [*arguments, "--methods", "powersgd"])
     assert refused.exit_code != 0
+
+
+def test_the_figure_has_goodput_and_loss_of_each_kind(tmp_path: Path):
+    out = tmp_path / "goodput.svg"
+    arguments = ["simulate-decoupled", "-w", "2", "--steps", "20", "--hidden", "8", "--batch", "2", "--kill-every", "8"]
+    drawn = CliRunner().invoke(app, [*arguments, "--json", "--out", str(out)])
+    assert drawn.exit_code == 0, drawn.output
+    document = json.loads(drawn.stdout[drawn.stdout.index("{") :])
+    text = out.read_text(encoding="utf-8")
+    for row in document["rows"]:
+        assert f"{row['goodput']:.0%}" in text
+        assert f"{row['loss']:.3f}" in text
+    for kind in ("synchronous", "elastic", "decoupled, undisturbed", "decoupled, topk:ratio=0.1"):
+        assert f">{kind}<" in text
+    assert out.with_suffix(".png").is_file()
+    refused = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "goodput.pdf")])
+    assert refused.exit_code != 0
+    document["rows"][1]["loss"] = None
+    assert [row["ends"] for row in sheet_decoupled(document)["hconcat"][0]["data"]["values"]][1] == "diverged"
