@@ -12,6 +12,9 @@ GRACE_PUBLIC const char* grace_signatures() {
 #undef GRACE_KERNEL
 }
 
+// A digest of the sources that this library was built from (CMakeLists.txt).
+GRACE_PUBLIC const char* grace_sources() { return GRACE_SOURCES; }
+
 // The best instruction set that this processor has: 0 base, 1 AVX2, 2 AVX-512.
 GRACE_PUBLIC int64_t grace_best() {
 #if defined(__x86_64__)

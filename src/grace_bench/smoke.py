@@ -22,8 +22,8 @@ STEPS, WORKERS = 12, 2
 
 
 def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> dict[str, Any]:
-    """Runs the checks; returns what was checked, and what is wrong, as lists of lines. The baselines run once, on one task
-    without links.
+    """Runs the checks; returns what was checked, and what is wrong, as lists of lines. Methods run over every link, the
+    baselines and the second task without one.
 
     Args:
         out: folder of results.
@@ -32,8 +32,12 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
     refused = why_not(link(LINKS[1]))
     links = LINKS[:1] if refused else LINKS
     common = {"steps": STEPS, "evaluations": 2}
-    methods = SweepPlan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
-    configs = [*SweepPlan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
+    plans = [
+        SweepPlan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common),
+        SweepPlan(TASKS[:1], METHODS, (WORKERS,), links, baselines=(), common=common),
+        SweepPlan(TASKS[1:], METHODS[:1], (WORKERS,), LINKS[:1], baselines=(), common=common),
+    ]
+    configs = [config for plan in plans for config in plan.runs()]
     check(configs)
     check_memory(configs)
     with watch(len(configs)) as watcher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import grace
-from grace.errors import ConfigurationError, FingerprintMismatch, StateError
+from grace.errors import ConfigurationError, FingerprintMismatch, InputError, StateError
 from tests.distributed.processes import Pool, fork
 from tests.distributed.test_local_steps import alike, model, of_all, sgd, step, train, weights
 
@@ -271,6 +272,48 @@ def sharded_wrongly(rank: int, world: int) -> str:
     with pytest.raises(FingerprintMismatch) as caught:
         begin(net, inner, "none", every=3 if rank == 2 else 2)
     return str(caught.value)
+
+
+def shard_fails(rank: int, world: int, delay: int) -> tuple[str, bool, bool]:
+    """The exchange of rank 1's shard fails on one worker; its peer has the other shard, and would wait for it."""
+    net = island(1)
+    inner = sgd(net)
+    loop = begin(net, inner, "none", preset="diloco:every=3", delay=delay)
+    steps(net, inner, rank, range(3))
+    held = theta(loop)
+    if rank == 1:
+        loop._exchange = fails
+    start = time.monotonic()
+    try:
+        steps(net, inner, rank, range(3, 6))
+    except grace.GraceError as error:
+        unmoved = torch.equal(theta(loop), held)
+        return f"{type(error).__name__}: {error.args[0]}", unmoved, time.monotonic() - start < 60
+    finally:
+        loop.detach()
+    return "went on", False, True
+
+
+def fails(deltas: Any) -> Any:
+    raise InputError("a defect of one shard")
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_exchange_that_fails_on_one_shard_is_told_to_the_whole_worker_at_once(delay: int) -> None:
+    pool = Pool(4)
+    try:
+        told = pool.run(shard_fails, delay)
+    finally:
+        pool.close()
+    for text, unmoved, soon in told[:2]:
+        assert text == (
+            "TransportError: the exchange of shard 1 of this worker has failed, and so the worker ends: "
+            "InputError: a defect of one shard"
+        )
+        assert unmoved
+        assert soon
+    assert told[3][0].startswith("TransportError"), "its partner in the other worker"
+    assert told[2][0] == told[3][0].replace("shard 0", "shard 1") or told[2][0].startswith("TransportError")
 
 
 def test_a_worker_may_be_several_ranks(pools: Callable[[str, int], Any]) -> None:

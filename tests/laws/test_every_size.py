@@ -74,7 +74,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "sampling": ("gspar:ratio=0.7", "gspar:rounds=0,memory=residual"),
     "expectations": ("gspar:ratio=0.7,index=rice", "atomo:ratio=0.3,index=delta"),
     "minmax_sketch": ("sketchml", "sketchml:index=rice"),
-    "count_sketch": ("sketchedsgd:ratio=0.1,rows=1,cols=1,p2=1", "sketchedsgd:ratio=0.04,rows=3,cols=2,p2=2,nesterov=true"),
+    "count_sketches": ("sketchedsgd:ratio=0.1,rows=1,cols=1,p2=1", "sketchedsgd:ratio=0.04,rows=3,cols=2,p2=2,nesterov=true"),
 }  # fmt: skip
 FAMILY = {spec: name for name, specs in FAMILIES.items() for spec in specs}
 # Without a memory, and others: a third of the sizes in each dtype.

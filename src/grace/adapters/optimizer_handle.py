@@ -112,7 +112,7 @@ class OptimizerHandle(Regrouping):
         self._missing = [set(names) for names in self._buckets]
         self._next = 0  # the first bucket that has not been sent
         self._taken: dict[str, tuple[Tensor, Tensor]] = {}  # the gradient, and what stands in for it
-        self._came = self._synchronized = False
+        self._came = self._synchronized = self._gave = False
         self._unused.begin()
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class OptimizerHandle(Regrouping):
     def synchronize(self) -> None:
         """See :func:`grace.DistributedOptimizer`."""
         self.check_open()
-        if self._synchronized:
+        if self._has_means():
             return
         self._check_parameters()
         self._check_alone()
@@ -206,8 +206,17 @@ class OptimizerHandle(Regrouping):
         if error is not None:
             raise error
         self._synchronized = True
+        self._gave = any(p.grad is not None for p in self._parameters.values())
         self._session.repair(lambda: list_replicated(self._parameters.values(), self._optimizer))
         self._session.logs.report()
+
+    def _has_means(self) -> bool:
+        """True if gradients are means; not if they were dropped since, as by the model's zero_grad(), which tells nobody:
+        other ranks are in the next step then.
+        """
+        if self._synchronized and self._gave and all(p.grad is None for p in self._parameters.values()):
+            self.before_zero_grad()
+        return self._synchronized
 
     def before_step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Called when the optimizer is about to step; ``args`` begin with the optimizer. Returns them if they change."""
@@ -217,7 +226,7 @@ class OptimizerHandle(Regrouping):
             if len(args) > 1:
                 return (args[0], self._distribute(closure), *args[2:]), kwargs
             return args, {**kwargs, "closure": self._distribute(closure)}
-        if closure is None and not self._synchronized:
+        if closure is None and not self._has_means():
             if not self.automatic:
                 self._fail(GraceError("step() in skip_synchronize(): call optimizer.synchronize() first"))
             if self._scaler is not None and self._scaler.is_enabled():
@@ -234,7 +243,7 @@ class OptimizerHandle(Regrouping):
 
         def evaluate() -> Any:
             loss = closure()
-            if not self._synchronized:
+            if not self._has_means():
                 self._check_came()
                 self.synchronize()
             return loss if loss is None else self._average(loss)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -20,6 +21,7 @@ from grace.errors import ConfigurationError, InputError
 ISAS: Final = ("base", "avx2", "avx512")
 BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
 _NAMES = ("libgrace_kernels.so", "libgrace_kernels.dylib")
+_SOURCES = Path(__file__).parents[3] / "native"  # in a checkout; an installed package has none
 
 P, I, N, U = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32
 F, D = ctypes.c_float, ctypes.c_double
@@ -178,6 +180,30 @@ def open_library(file: str) -> ctypes.CDLL | str:
     return library
 
 
+def digest(sources: Path) -> str | None:
+    """The digest of a library's sources that native/CMakeLists.txt puts into it; None where there are no sources to read."""
+    listed = hashlib.sha256()
+    patterns = ("CMakeLists.txt", "*.h", "*.cc", "kernels/*.h", "kernels/*.cc")
+    try:
+        for name in sorted(f.relative_to(sources).as_posix() for pattern in patterns for f in sources.glob(pattern)):
+            listed.update(f"{name} {hashlib.sha256((sources / name).read_bytes()).hexdigest()}\n".encode())
+    except OSError:
+        return None
+    return listed.hexdigest() if (sources / "signatures.h").is_file() else None
+
+
+def is_older(library: ctypes.CDLL, sources: Path) -> bool:
+    """True if the library was built from other sources than those that lie here; where none lie, nobody can know."""
+    here = digest(sources)
+    if here is None:
+        return False
+    built_from = getattr(library, "grace_sources", None)
+    if built_from is None:  # a library from before it had one
+        return True
+    built_from.restype = ctypes.c_char_p
+    return bool(built_from().decode() != here)
+
+
 def _load() -> ctypes.CDLL | str:
     # An editable installation keeps built files apart from the sources: importlib.resources knows both places.
     places = [Path(__file__).parents[1], resources.files("grace")]
@@ -185,5 +211,9 @@ def _load() -> ctypes.CDLL | str:
         for name in _NAMES:
             file = place.joinpath(name)
             if file.is_file():
-                return open_library(str(file))
+                library = open_library(str(file))
+                if isinstance(library, str) or not is_older(library, _SOURCES):
+                    return library
+                # Its kernels may write other bytes than the rest of this checkout reads.
+                return f"the native library {file} was not built from the sources in {_SOURCES}; run `make setup`"
     return "the native library was not built; install Grace again where there is a C++ compiler"

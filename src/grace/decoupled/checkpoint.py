@@ -21,8 +21,12 @@ def write_checkpoint(state: Any, path: Path) -> None:
         OSError, RuntimeError: it cannot be written; the second is torch's, for a directory that is not there.
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    torch.save(state, beside)
-    os.replace(beside, path)
+    try:
+        torch.save(state, beside)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def load_checkpoint(path: Path) -> Any:

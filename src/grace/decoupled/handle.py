@@ -16,6 +16,7 @@ from grace.decoupled.learner import Learner, LearnerStats
 from grace.decoupled.messages import FromLearner, Progress
 from grace.decoupled.plan import Plan
 from grace.errors import AgreementError, ConfigurationError, GraceError, PayloadError, UnexchangedWarning, stack_level
+from grace.transports.base import closed_on_error
 
 _SMOOTHING = 0.1  # of the time of a step
 _POLL = 0.2  # seconds
@@ -40,8 +41,10 @@ class DecoupledHandle:
         self._told = False  # that the syncer is not there
         self._last: float | None = None
         self._seconds = 0.0
-        self._link: SyncerLink | None = SyncerLink(address, credentials)
-        self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
+        link = SyncerLink(address, credentials)
+        with closed_on_error(link):
+            self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
+        self._link: SyncerLink | None = link
 
     # ---- during training --------------------------------------------------------------------------------------------
     def step(self) -> None:

@@ -6,7 +6,6 @@ is the fragment as it came, float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.decoupled.codec import DOWN, UP, FragmentCodec, as_numbers, dense_bytes, read_dense
+from grace.decoupled.codec import DOWN, UP, FragmentCodec, dense_bytes, read_dense
+from grace.decoupled.fragment import Fragment
 from grace.decoupled.messages import (
     Contribution,
     FromLearner,
@@ -29,7 +29,7 @@ from grace.decoupled.messages import (
     Welcome,
 )
 from grace.decoupled.plan import Plan
-from grace.decoupled.saved import read_tensors, read_text, reading
+from grace.decoupled.saved import read_text, reading
 from grace.errors import AgreementError, PayloadError, StateError, out_of_range
 from grace.run.saved import check_fits, read_count
 
@@ -61,26 +61,6 @@ class LearnerStats:
     nonfinite: int = 0
 
 
-class _Fragment:
-    """The state of one fragment at its learner.
-
-    names: its parameters. debt: e, None if nothing is owed. reference: None before the fragment has come. sent: contributions
-    so far. unsaved: those of them that a death of the syncer would undo, by number; marks: theirs, and that of the one before.
-    serial: of the last update. steps, tokens: since then. pulled: whether Δ was
-    sent since then. returning: whether the next update is the first since the learner was welcomed; keeps: whether what it has
-    done before counts.
-    """
-
-    def __init__(self, names: list[str], up: FragmentCodec, down: FragmentCodec):
-        self.names, self.up, self.down = names, up, down
-        self.debt: list[Tensor] | None = None
-        self.reference: list[Tensor] | None = None
-        self.unsaved: dict[int, list[bytes]] = {}
-        self.marks = {0: 0}
-        self.sent = self.serial = self.steps = self.tokens = 0
-        self.pulled, self.returning, self.keeps = False, True, False
-
-
 class Learner:
     """The protocol of one learner.
 
@@ -104,11 +84,11 @@ class Learner:
         self.stats = LearnerStats()
         self._parameters = dict(parameters)
         self._fragments = []
-        for places in plan.fragments:
+        for number, places in enumerate(plan.fragments):
             names, shapes = [plan.names[i] for i in places], [plan.shapes[i] for i in places]
             up = FragmentCodec(plan.up, names, shapes, plan.seed, name, UP)
             down = FragmentCodec(plan.down, names, shapes, plan.seed, name, DOWN)
-            self._fragments.append(_Fragment(names, up, down))
+            self._fragments.append(Fragment(names, plan.sizes(number), up, down))
 
     @property
     def tokens_per_step(self) -> int:
@@ -203,8 +183,9 @@ class Learner:
             if fragment.keeps:
                 self._take_back(fragment, received)
             else:
-                self.stats.written_off += self._norm(fragment)
-                fragment.debt, fragment.unsaved = None, {}
+                self.stats.written_off += fragment.norm
+                fragment.debt, fragment.unsaved, fragment.work = None, {}, {}
+                fragment.steps_back = fragment.tokens_back = 0
             fragment.sent = received
             fragment.marks = {n: other for n, other in fragment.marks.items() if n < received} if fragment.keeps else {}
             fragment.marks[received] = mark
@@ -217,13 +198,16 @@ class Learner:
             for number, fragment in enumerate(self._fragments)
         ]
 
-    def _take_back(self, fragment: _Fragment, received: int) -> None:
-        """Adds what was sent, and does not count, to what is owed."""
+    def _take_back(self, fragment: Fragment, received: int) -> None:
+        """Adds what was sent, and does not count, to what is owed; with its weight."""
         for number in range(received + 1, fragment.sent + 1):
             if (wires := fragment.unsaved.pop(number, None)) is None:
                 self.stats.lost += 1
                 continue
-            fragment.up.decode_add_(wires, self._debt(fragment), number, f"learner {self.name!r}")
+            fragment.up.decode_add_(wires, fragment.owe(), number, f"learner {self.name!r}")
+            steps, tokens = fragment.work.pop(number)
+            fragment.steps_back += steps
+            fragment.tokens_back += tokens
             self.stats.returned += 1
 
     # ---- up ---------------------------------------------------------------------------------------------------------
@@ -236,7 +220,7 @@ class Learner:
         fragment.pulled = True
         if not all(bool(x.isfinite().all()) for x in delta):
             self.stats.nonfinite += 1
-            return [Contribution(pull.fragment, pull.round, fragment.sent, 0, 0, 0, self._norm(fragment), False, [])]
+            return [Contribution(pull.fragment, pull.round, fragment.sent, 0, 0, 0, fragment.norm, False, [])]
         if fragment.debt is not None:
             for x, e in zip(delta, fragment.debt, strict=True):
                 x.add_(e)
@@ -246,22 +230,17 @@ class Learner:
         self._made += 1
         mark = (self._start << 24) + self._made
         fragment.sent, fragment.unsaved[number], fragment.marks[number] = number, wires, mark
+        fragment.work[number] = fragment.steps, fragment.tokens
         if len(fragment.unsaved) > _UNSAVED:
-            self._forget(fragment, min(fragment.unsaved))
+            fragment.forget(min(fragment.unsaved))
         self.stats.contributions += 1
         self.stats.bytes_sent += sum(map(len, wires))
-        norm = self._norm(fragment)
+        norm = fragment.norm
         return [
             Contribution(pull.fragment, pull.round, number, mark, fragment.steps, fragment.tokens, norm, True, wires)
         ]
 
-    @staticmethod
-    def _forget(fragment: _Fragment, saved: int) -> None:
-        """Nobody will ask for these contributions again."""
-        fragment.unsaved = {number: wires for number, wires in fragment.unsaved.items() if number > saved}
-        fragment.marks = {number: mark for number, mark in fragment.marks.items() if number >= saved}
-
-    def _moved(self, fragment: _Fragment) -> list[Tensor]:
+    def _moved(self, fragment: Fragment) -> list[Tensor]:
         """Δ, counted from the reference as the parameter's dtype has it."""
         assert fragment.reference is not None
         out = []
@@ -270,18 +249,6 @@ class Learner:
             start = reference if p.dtype == torch.float32 else reference.to(p.dtype).float()
             out.append(start - p.detach().to("cpu", torch.float32).reshape(-1))
         return out
-
-    def _debt(self, fragment: _Fragment) -> list[Tensor]:
-        if fragment.debt is None:
-            fragment.debt = [
-                torch.zeros(self._parameters[name].numel(), dtype=torch.float32, device="cpu")
-                for name in fragment.names
-            ]
-        return fragment.debt
-
-    @staticmethod
-    def _norm(fragment: _Fragment) -> float:
-        return math.sqrt(sum(float(e.double().square().sum()) for e in fragment.debt or []))
 
     # ---- down -------------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -305,12 +272,15 @@ class Learner:
         if fragment.returning and fragment.keeps and fragment.reference is not None and not fragment.pulled:
             delta = self._moved(fragment)  # what was computed while nobody was there is owed
             if all(bool(x.isfinite().all()) for x in delta):
-                for e, x in zip(self._debt(fragment), delta, strict=True):
+                for e, x in zip(fragment.owe(), delta, strict=True):
                     e.add_(x)
         else:
             fragment.steps = fragment.tokens = 0
+        fragment.steps += fragment.steps_back
+        fragment.tokens += fragment.tokens_back
+        fragment.steps_back = fragment.tokens_back = 0
         fragment.reference, fragment.serial, fragment.pulled, fragment.returning = new, update.serial, False, False
-        self._forget(fragment, update.saved)
+        fragment.forget(update.saved)
         for name, x in zip(fragment.names, new, strict=True):
             p = self._parameters[name]
             p.detach().copy_(x.view(p.shape))
@@ -322,20 +292,7 @@ class Learner:
         """All that the next step depends on, but for the optimizer's state: tensors, numbers and texts, as
         ``torch.load(weights_only=True)`` reads them.
         """
-        fragments = [
-            {
-                "debt": None if fragment.debt is None else [e.clone() for e in fragment.debt],
-                "reference": None if fragment.reference is None else [x.clone() for x in fragment.reference],
-                "marks": dict(fragment.marks),
-                "unsaved": {
-                    number: [as_numbers(wire, torch.uint8) for wire in wires]
-                    for number, wires in fragment.unsaved.items()
-                },
-                **{key: getattr(fragment, key) for key in _COUNTS},
-                **{key: getattr(fragment, key) for key in _FLAGS},
-            }
-            for fragment in self._fragments
-        ]
+        fragments = [fragment.state_dict() for fragment in self._fragments]
         return {
             "format": _FORMAT, "kind": _PATTERN, "name": self.name, "run": self.run, "steps": self.stats.steps,
             "names": list(self.plan.names), "codecs": [self.plan.up, self.plan.down], "fragments": fragments,
@@ -353,7 +310,7 @@ class Learner:
         with reading("a learner"):
             run, steps = read_text(saved["run"], "run"), read_count(saved["steps"], "steps")
             pairs = zip(self._fragments, saved["fragments"], strict=True)
-            fragments = [self._read(fragment, state) for fragment, state in pairs]
+            fragments = [fragment.read(state) for fragment, state in pairs]
             parameters = saved["parameters"]
             check_fits("parameter", parameters, self._parameters)
         for fragment, values in zip(self._fragments, fragments, strict=True):
@@ -363,20 +320,6 @@ class Learner:
             p.detach().copy_(parameters[name])
         self.run, self.stats.steps = run, steps
         self.disconnected()
-
-    def _read(self, fragment: _Fragment, state: Any) -> dict[str, Any]:
-        """The attributes of a fragment that a state says."""
-        sizes = [self._parameters[name].numel() for name in fragment.names]
-        values: dict[str, Any] = {key: read_count(state[key], key) for key in _COUNTS}
-        values |= {key: bool(state[key]) for key in _FLAGS}
-        for key in ("debt", "reference"):
-            values[key] = None if state[key] is None else read_tensors(state[key], sizes, key)
-        values["marks"] = {int(number): int(mark) for number, mark in state["marks"].items()}
-        values["unsaved"] = {
-            read_count(number, "contribution"): [x.numpy().tobytes() for x in wires]
-            for number, wires in state["unsaved"].items()
-        }
-        return values
 
     def _check(self, saved: Any) -> None:
         """Refuses the state of something else."""
@@ -391,7 +334,3 @@ class Learner:
         fragments = saved.get("fragments")
         if not isinstance(fragments, list) or len(fragments) != len(self._fragments):
             raise StateError(f"the state of a learner with other fragments; this one has {len(self._fragments)}")
-
-
-_COUNTS = ("sent", "serial", "steps", "tokens")
-_FLAGS = ("pulled", "returning", "keeps")

@@ -64,7 +64,16 @@ class SyncerLink:
     """
 
     def __init__(self, address: str, credentials: Any = None):
-        self._address, self._credentials = address, credentials
+        options = [*OPTIONS, *_CLIENT]
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options)
+        elif isinstance(credentials, grpc.ChannelCredentials):
+            self._channel = grpc.secure_channel(address, credentials, options)
+        else:
+            raise ConfigurationError(
+                f"decoupled: credentials={credentials!r:.80}; legal: grpc.ChannelCredentials, such as "
+                "grpc.ssl_channel_credentials() gives, or None"
+            )
         self._events: queue.SimpleQueue[tuple[int, Opened | Received | Closed]] = queue.SimpleQueue()
         self._outbox: _Outbox = queue.Queue()  # of the stream that the training thread knows
         self._numbers, self._current = itertools.count(1), 0
@@ -105,12 +114,7 @@ class SyncerLink:
         self.reopen()
 
     def _run(self) -> None:
-        options = [*OPTIONS, *_CLIENT]
-        if self._credentials is None:
-            channel = grpc.insecure_channel(self._address, options)
-        else:
-            channel = grpc.secure_channel(self._address, self._credentials, options)
-        open_stream = channel.stream_stream(METHOD)
+        open_stream = self._channel.stream_stream(METHOD)
         while not self._ended.is_set():
             number = next(self._numbers)
             outbox: _Outbox = queue.Queue()
@@ -127,4 +131,4 @@ class SyncerLink:
             outbox.put(None)  # ends the thread that sends
             self._events.put((number, Closed(reason)))
             self._ended.wait(_RETRY)
-        channel.close()
+        self._channel.close()

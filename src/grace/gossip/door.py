@@ -65,7 +65,7 @@ def gossip(
 
     Returns:
         A handle: ``stats``, ``graph``, ``disagreement``, ``measure()``, ``average()``, ``averaged_model()``, ``state_dict()``,
-        ``load_state_dict(s)``, ``step()``, ``detach()``.
+        ``load_state_dict(s)``, ``checkpoint()``, ``step()``, ``detach()``.
 
     Raises:
         ConfigurationError: a wrapped model, one worker only, a setting out of range, a graph that is cut or keeps no average.

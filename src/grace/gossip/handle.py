@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from grace.adapters.handle import BaseHandle
-from grace.adapters.trained import find_trained, zero_nonfinite_state
-from grace.errors import ConfigurationError, GraceError, NonFiniteError
+from grace.adapters.outer.saved import WindowCheckpoint
+from grace.adapters.taken import release, take
+from grace.adapters.trained import find_trained, refuse_split, zero_nonfinite_state
+from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError
 from grace.gossip.algorithms import Mixed
 from grace.gossip.saved import read_saved, save_states
 from grace.gossip.settings import GossipSettings, with_graph
 from grace.gossip.worker import GossipWorker, consensus
+from grace.run.checkpoint import GIVEN
 from grace.run.lane import Inline, Lane, lane_for
 from grace.run.options import Options
 from grace.run.saved import OwnState, fill
 from grace.run.session import Session
 from grace.run.steps import Steps
-from grace.transports.base import Transport
+from grace.transports.base import Transport, closed_on_error
 from grace.transports.choose import transport_between
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+
+_TAKEN = "already gossips: its replica is mixed with those of other ranks after each step; use handle.detach() first"
 
 
 class GossipHandle(BaseHandle):
@@ -34,8 +41,6 @@ class GossipHandle(BaseHandle):
     their average when it was last measured, by :meth:`average`, :meth:`measure` or :meth:`averaged_model`, relative to
     the length of the average: ``sqrt(mean of |x_i - mean|^2) / |mean|``; None: not yet.
     """
-
-    _at_work: ClassVar[WeakSet[torch.optim.Optimizer]] = WeakSet()
 
     def __init__(
         self,
@@ -48,39 +53,38 @@ class GossipHandle(BaseHandle):
         group: dist.ProcessGroup | None = None,
         transport: str | Transport | None = "auto",
     ):
-        if optimizer in self._at_work:
-            raise ConfigurationError("this optimizer already gossips; use handle.detach() first")
         self._model, self._optimizer = model, optimizer
         self._parameters = find_trained(model, optimizer)
+        refuse_split(self._parameters)
         self._kept = {
             name: torch.empty(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
             for name, p in self._parameters.items()
         }
         over = transport_between(group, transport)
-        try:
+        with closed_on_error(over):
             self.settings, self.graph = with_graph(settings, over.world)
             self._worker = GossipWorker(self._kept, self.settings, self.graph)
-        except BaseException:
-            over.close()
-            raise
-        self._texts = self.settings.texts(self.graph)
+            self._texts = self.settings.texts(self.graph)
         session = Session(self._kept, "none", over, options, knobs={**self._texts, "automatic": automatic})
         super().__init__(Steps(session, counted=False))
-        session.broadcast_(model.parameters())
-        for name, p in self._parameters.items():
-            self._kept[name].copy_(p.detach())
-        self._worker.begin(self._kept)
+        with session.telling():
+            session.broadcast_(model.parameters())
+            for name, p in self._parameters.items():
+                self._kept[name].copy_(p.detach())
+            self._worker.begin(self._kept)
         self.disagreement: float | None = None
         self._total = 0
         self._sent: dict[str, Tensor] = {}  # numbers that are being mixed beside training, as they were sent
         self._mixed: dict[str, Mixed] | BaseException = {}
-        self._landing: dict[str, Tensor] = {}  # how far mixing is to move parameters, loaded with a state
+        self._landing: dict[str, Tensor] = {}  # how far mixing is to move parameters, once that was saved or loaded
+        self._spoiled: list[str] = []  # of those that were not finite somewhere, likewise
+        self._synchronized = True  # whether all replicas are the same
         device = next(iter(self._parameters.values())).device
         self._lane: Lane = lane_for(device) if self.settings.overlap else Inline()
         self.stats.overlaps = self._lane.overlaps
         self._hook = optimizer.register_step_post_hook(lambda *_: self.step()) if automatic else None
         self._open = True
-        self._at_work.add(optimizer)
+        take(self, self._parameters.values(), _TAKEN)
 
     # ---- during training --------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -92,18 +96,17 @@ class GossipHandle(BaseHandle):
             NonFiniteError: with ``nonfinite="error"``, on all ranks; nothing was mixed. TransportError: a collective failed.
         """
         self._check_open()
-        try:
+        with self._session.telling():
             find_trained(self._model, self._optimizer, known=self._parameters)
-        except BaseException as error:
-            self._session.close(error)  # ranks that wait for this one hear of it
-            raise
         self._total += 1
+        self._synchronized = False
         self._session.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
         xs = {name: self._numbers(name) for name in self._parameters}
         spoiled = self._restore(xs, self._land(xs))
         every = self.settings.average_every
         if every and self._total % every == 0:
             apart = self._average(xs)
+            self._synchronized = not apart
             self._worker.begin({name: x for name, x in xs.items() if name not in apart})
             spoiled += self._restore(xs, apart)
             self._session.advance()
@@ -158,7 +161,13 @@ class GossipHandle(BaseHandle):
         moves, self._landing = self._landing, {}
         fine = {name: out.mean for name, out in mixed.items() if out.finite}
         moves.update({name: mean - self._sent[name] if self._lane.overlaps else mean for name, mean in fine.items()})
-        return moves, [name for name, out in mixed.items() if not out.finite]
+        spoiled, self._spoiled = [*self._spoiled, *(name for name, out in mixed.items() if not out.finite)], []
+        return moves, spoiled
+
+    def _settle(self) -> None:
+        """Waits for what was begun, and keeps what is to come of it."""
+        moves, spoiled = self._take()
+        self._landing, self._spoiled, self._sent = moves, spoiled, {}
 
     def _restore(self, xs: dict[str, Tensor], spoiled: list[str]) -> list[str]:
         """Puts back what was last finite, on the rank whose numbers of these tensors are not. Returns the names."""
@@ -193,6 +202,7 @@ class GossipHandle(BaseHandle):
         self._worker.begin({name: x for name, x in xs.items() if name not in spoiled})
         self._write(xs, spoiled)
         self._refuse(spoiled)
+        self._synchronized = True
 
     @torch.no_grad()
     def measure(self) -> float:
@@ -265,11 +275,7 @@ class GossipHandle(BaseHandle):
         neighbours, and what is on its way. Each rank saves and loads its own.
         """
         self._check_open()
-        flight, spoiled = self._take()
-        if spoiled:
-            self.stats.nonfinite += len(spoiled)
-        if self._lane.overlaps:
-            self._landing, self._sent = flight, {}
+        self._settle()
         return OwnState({
             **super().state_dict(),
             "gossip": repr(sorted((what, str(value)) for what, value in self._texts.items())),
@@ -277,7 +283,9 @@ class GossipHandle(BaseHandle):
             "conversations": save_states(self._worker.states),
             "replica": {name: p.detach().clone() for name, p in self._parameters.items()},
             "kept": {name: x.clone() for name, x in self._kept.items()},
-            "flight": {name: x.clone() for name, x in flight.items()},
+            "flight": {name: x.clone() for name, x in self._landing.items()},
+            "spoiled": list(self._spoiled),
+            "alike": self._synchronized,
         })  # fmt: skip
 
     @torch.no_grad()
@@ -289,8 +297,7 @@ class GossipHandle(BaseHandle):
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
         self._check_open()
-        self._take()
-        self._sent = {}
+        self._settle()
         super().load_state_dict(saved)
         self._total = saved["steps"]
         for name, talk in self._worker.talks.items():
@@ -299,6 +306,7 @@ class GossipHandle(BaseHandle):
             p.copy_(saved["replica"][name])
             self._kept[name].copy_(saved["kept"][name])
         self._landing = {name: x.to(self._kept[name].device).clone() for name, x in saved["flight"].items()}
+        self._spoiled, self._synchronized = list(saved["spoiled"]), saved["alike"]
 
     def _load(self, saved: Any) -> None:
         def read(saved: Mapping[str, Any]) -> Mapping[str, object]:
@@ -307,15 +315,48 @@ class GossipHandle(BaseHandle):
 
         self._session.load_state_dict(saved, also=read)
 
+    def checkpoint(self, *, whole: bool = False) -> Stateful:
+        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks, after :meth:`average`; loads on any number of
+        workers, in any graph. It holds the average of all replicas, and loading writes it into the model's parameters: what
+        workers know of each other begins anew, as after an average. The optimizer's state is each rank's own.
+
+        Args:
+            whole: whether rank 0's ``state_dict()`` holds all that is saved.
+
+        Raises:
+            StateError: the replicas differ.
+        """
+        self._check_open()
+        if not self._synchronized:
+            raise StateError(
+                "the replicas differ; call handle.average() on all ranks first. handle.state_dict() is all that one rank has"
+            )
+        return WindowCheckpoint(
+            self._session, "mean", None, whole, chooser=GIVEN, steps=self._total, held={"reference": self._kept},
+            go_on=self._go_on,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def _go_on(self, steps: int) -> None:
+        """Begins at the average, which was loaded."""
+        self._take()
+        self._landing, self._spoiled, self._sent = {}, [], {}
+        self._total, self._synchronized = steps, True
+        for name, p in self._parameters.items():
+            p.copy_(self._kept[name])
+            self._worker.states[name] = self._worker.talks[name].init(self._kept[name])
+        self._worker.begin(self._kept)
+
     def detach(self) -> None:
         """The optimizer goes on alone, and the replicas stay different: call :meth:`average` first to end with one."""
         if not self._open:
             return
         self._open = False
-        self._at_work.discard(self._optimizer)
+        release(self)
         if self._hook is not None:
             self._hook.remove()
         self._lane.close()
+        self._lane = Inline()
         self._session.close()
 
     def _check_open(self) -> None:

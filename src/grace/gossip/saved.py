@@ -11,7 +11,7 @@ from grace.errors import StateError
 from grace.gossip.worker import GossipWorker
 from grace.run.saved import check_fits, copy_state, fill, read_count
 
-_KEYS = ("gossip", "steps", "conversations", "replica", "kept", "flight")
+_KEYS = ("gossip", "steps", "conversations", "replica", "kept", "flight", "spoiled", "alike")
 
 
 def save_states(states: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,9 +52,14 @@ def read_saved(
     if not isinstance(flight, Mapping) or (flight and not flies):
         raise StateError("the state has messages on their way, and this run has none: overlap differs")
     check_fits("mixing on its way", flight, {name: kept[name] for name in flight if name in kept} if flight else {})
+    spoiled = saved["spoiled"]
+    if type(spoiled) is not list or any(name not in kept for name in spoiled) or (spoiled and not flies):
+        raise StateError(f"the state says of {spoiled!r:.80} that it was not finite; legal: parameters, with overlap")
+    if type(saved["alike"]) is not bool:
+        raise StateError(f"the state says alike={saved['alike']!r:.80}; legal: True or False")
     conversations = saved["conversations"]
     if not isinstance(conversations, Mapping) or conversations.keys() != worker.talks.keys():
         raise StateError("the state has conversations about other tensors")
     for name, talk in worker.talks.items():
         fill(name, talk.init(kept[name]), conversations[name])
-    return {"steps of gossip": steps}
+    return {"steps of gossip": steps, "not finite": spoiled, "replicas alike": saved["alike"]}

@@ -9,7 +9,7 @@ from grace.compute.portable import *
 from grace.kernels.affine import *
 from grace.kernels.blocks import *
 from grace.kernels.casts import *
-from grace.kernels.count_sketch import *
+from grace.kernels.count_sketches import *
 from grace.kernels.dynamic_8bit import *
 from grace.kernels.exceedances import *
 from grace.kernels.finite import *

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,20 +24,17 @@ from torch.optim.optimizer import ParamsT
 from grace.adapters.buckets import fill_buckets
 from grace.adapters.outer.warmup import averaging, check_dense
 from grace.adapters.taken import refuse_shared, release, take
-from grace.adapters.torch_optimizer import KEY
 from grace.adapters.trained import is_split, name_trained, refuse_ddp, refuse_in_backward, refuse_split
 from grace.collectives import Exchange
 from grace.contract.method import Method
-from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError, out_of_range
-from grace.kernels.finite import all_finite
-from grace.optim.checkpoint import OptimizerCheckpoint
+from grace.errors import ConfigurationError, GraceError, NonFiniteError, out_of_range
+from grace.optim.parts import local, nonfinite
+from grace.optim.saved import SavedOptimizer
 from grace.registry.policy import Policy
-from grace.run.checkpoint import Memories
 from grace.run.options import Options
-from grace.run.saved import OwnState, check_fits
 from grace.run.session import Session
 from grace.run.stats import Stats
-from grace.transports.base import Transport
+from grace.transports.base import Transport, closed_on_error
 from grace.transports.choose import transport_between
 
 _WITHOUT_DDP = "Give it model.module's parameters, of a model that is not wrapped: the optimizer exchanges by itself"
@@ -48,7 +44,7 @@ _TAKEN = (
 )
 
 
-class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
+class CompressedOptimizer(SavedOptimizer, abc.ABC):
     """An optimizer that exchanges what its algorithm needs, compressed. All ranks make one and call its methods alike.
 
     Args:
@@ -70,9 +66,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
     """
 
     _step_supports_amp_scaling = True  # a GradScaler calls step() on all ranks then, whatever it has found on one
-    _session: Session | None = None
     needs_whole: ClassVar[bool] = False  # whether a shard of a parameter is not enough
-    passing: ClassVar[frozenset[str]] = frozenset()  # tensors of a parameter's shape that its state has at times
 
     def __init__(
         self,
@@ -104,14 +98,16 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
             **knobs,
         }
         self._raises = options.nonfinite == "error"
-        method = self._method(named) if method is None else method
+        with closed_on_error(over):
+            method = self._method(named) if method is None else method
         session = Session(like, method, over, replace(options, nonfinite="propagate"), knobs=common)
         session.worker.holds = True
-        session.broadcast_(local(p) for p in named.values())
-        self._buckets = fill_buckets(like, options.bucket_bytes)
-        self.steps = 0
-        for p in named.values():
-            self.state[p].update(self._begin(p))
+        with session.telling():
+            session.broadcast_(local(p) for p in named.values())
+            self._buckets = fill_buckets(like, options.bucket_bytes)
+            self.steps = 0
+            for p in named.values():
+                self.state[p].update(self._begin(p))
         self._session = session
         take(self, named.values(), _TAKEN.format(type(self).__name__))
 
@@ -148,23 +144,9 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         if not 0 <= entry.get("eps", 0.0) < math.inf:
             raise out_of_range(name, "eps", entry["eps"], "0 <= eps < inf")
 
-    def _counters(self) -> dict[str, Any]:
-        """Numbers that the next step depends on, the same on all ranks; plain ones, for a checkpoint."""
-        return {"steps": self.steps}
-
-    def _set_counters(self, counters: Mapping[str, Any]) -> None:
-        self.steps = counters["steps"]
-
     def _replicated(self) -> Iterator[Tensor]:
         """Tensors that are the same on all ranks before a step."""
         return (local(p) for p in self._names)
-
-    def _each(self) -> Iterator[tuple[str, Tensor, dict[str, Any], dict[str, Any]]]:
-        """By parameter: its name, this rank's part of it, its group, and its state, as tensors of this rank."""
-        for entry in self.param_groups:
-            for p in entry["params"]:
-                if (name := self._names.get(p)) is not None:
-                    yield name, local(p), entry, self.state[p]
 
     @abc.abstractmethod
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
@@ -214,12 +196,8 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         """
         loss = None
         if closure is not None:
-            try:
-                with torch.enable_grad():
-                    loss = closure()
-            except BaseException as error:
-                self.session.close(error)  # ranks that wait for this one hear of it
-                raise
+            with self.session.telling(), torch.enable_grad():
+                loss = closure()
         self.session.run(self._stepping(), counted=True)
         self.session.logs.report(self.steps)
         return loss
@@ -296,113 +274,7 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
             )
         super().add_param_group(param_group)
 
-    # ---- state ------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's own, and under "grace" the memories of this rank and the counters. Each rank saves its own."""
-        more = {"optimizer": type(self).__name__, "counters": self._counters(), "session": self.session.state_dict()}
-        return {**super().state_dict(), KEY: OwnState(more)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where ``state_dict`` stopped, with the same bits. All ranks call it, each with its own; either all load, or
-        none.
-
-        Raises:
-            StateError: on all ranks, if one does not fit, or they do not belong together: another optimizer, other parameters,
-                another method or number of ranks. Nothing has changed then.
-        """
-        saved = state_dict.get(KEY)
-        inner = saved.get("session") if isinstance(saved, Mapping) else None
-        if not isinstance(inner, Mapping):
-            self.session.compare_loads(StateError(f"not a state of grace.optim: it lacks {KEY!r}"), {})
-        self.session.load_state_dict(inner, also=functools.partial(self._read, state_dict, saved))
-        devices = {p: {key: x.device for key, x in self.state[p].items()} for p in self._names}
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
-        for p, held in self._pair(state_dict):  # torch has cast what it loaded to the parameter's dtype
-            for key, value in held.items():
-                if isinstance(value, Tensor):
-                    value = value.to(devices.get(p, {}).get(key, p.device), copy=True)
-                self.state[p][key] = value
-        assert isinstance(saved, Mapping)
-        self._set_counters(saved["counters"])
-
-    def _read(self, state: Mapping[str, Any], saved: Any, _: Mapping[str, Any]) -> dict[str, object]:
-        """Reads what is beside the memories; changes nothing."""
-        if not isinstance(saved, Mapping) or not isinstance(saved.get("counters"), Mapping):
-            raise StateError(f"not a state of grace.optim: it lacks {KEY!r} with counters")
-        if saved.get("optimizer") != type(self).__name__:
-            raise StateError(f"the state is of {saved.get('optimizer')}, this is {type(self).__name__}")
-        counters = dict(saved["counters"])
-        if counters.keys() != self._counters().keys():
-            raise StateError(f"the state counts {sorted(counters)}, this optimizer {sorted(self._counters())}")
-        sizes = [len(entry["params"]) for entry in self.param_groups]
-        if (given := [len(entry["params"]) for entry in state.get("param_groups", ())]) != sizes:
-            raise StateError(f"the state has groups of {given} parameters, this optimizer of {sizes}")
-        tensors, like = dict[str, Tensor](), self.shared_state()
-        for p, held in self._pair(state):
-            if (name := self._names.get(p)) is not None:
-                tensors.update({f"{name}/{key}": x for key, x in held.items() if isinstance(x, Tensor)})
-                like.update({f"{name}/{key}": zeros(p) for key in self.passing.intersection(held)})
-                for key in self.passing - held.keys():
-                    like.pop(f"{name}/{key}", None)
-        check_fits("state", tensors, like)
-        return {f"counter {key}": value for key, value in counters.items()}
-
-    def _pair(self, state: Mapping[str, Any]) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
-        """Each parameter with what a saved state has for it."""
-        for entry, given in zip(self.param_groups, state["param_groups"], strict=True):
-            for p, place in zip(entry["params"], given["params"], strict=True):
-                if place in state["state"]:
-                    yield p, state["state"][place]
-
-    def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Any:
-        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks, between steps; loads on any number of workers,
-        which then owe the mean of what was owed. Parameters are saved with the model.
-
-        Args:
-            memories: "mean" or "all", as for :meth:`grace.adapters.handle.Handle.checkpoint`.
-            workers: for "all", how many saved it.
-            whole: whether rank 0's ``state_dict()`` holds all that is saved.
-
-        Raises:
-            StateError: the parameters are DTensors, or the replicas differ at this step.
-        """
-        if any(map(is_split, self._names)):
-            raise StateError(
-                "parameters are DTensors, and each rank owes to its own shard: save optimizer.state_dict() on each rank, and "
-                "load it on as many"
-            )
-        return OptimizerCheckpoint(self.session, memories, workers, whole, optimizer=self)
-
-    def shared_state(self) -> dict[str, Tensor]:
-        """The state that is the same on all ranks, by ``name/key``."""
-        return {
-            f"{name}/{key}": x
-            for name, _, _, state in self._each()
-            for key, x in state.items()
-            if isinstance(x, Tensor)
-        }
-
-    def adopt(self, counters: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-        """Goes on from counters and the state that is the same on all ranks, as :meth:`shared_state` gave it."""
-        self._set_counters(counters)
-        for name, _, _, held in self._each():
-            for label, x in state.items():
-                owner, _, key = label.rpartition("/")
-                if owner == name:
-                    held[key].copy_(x)
-
     # ---- for the user -----------------------------------------------------------------------------------------------
-    @property
-    def session(self) -> Session:
-        """The exchange of this rank with the others.
-
-        Raises:
-            GraceError: it has not begun.
-        """
-        if self._session is None:
-            raise GraceError("this optimizer has not begun to exchange")
-        return self._session
-
     @property
     def stats(self) -> Stats:
         """Bytes, steps, times and non-finite tensors since the start."""
@@ -435,32 +307,6 @@ class CompressedOptimizer(torch.optim.Optimizer, abc.ABC):
         raise GraceError(
             f"a {type(self).__name__} is neither copied nor pickled: save and load optimizer.state_dict() on each rank"
         )
-
-
-def local(x: Tensor) -> Tensor:
-    """The part of a DTensor that this rank has, in the same storage; another tensor, of any shape, as it is."""
-    return x.to_local() if is_split(x) else x.detach()  # type: ignore[attr-defined]
-
-
-def zeros(p: Tensor) -> Tensor:
-    """Zeros like a parameter of any shape, at least float32; of a DTensor, one."""
-    return torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
-
-
-def divide(x: Tensor, v: Tensor, eps: float) -> Tensor:
-    """``x / (sqrt v + eps)``, of any shape; 0 where x and v are, also without eps."""
-    root = v.sqrt()
-    if eps == 0:
-        root.masked_fill_(v == 0, 1.0)
-    return x / root.add_(eps)
-
-
-def nonfinite(means: Mapping[str, Tensor]) -> list[str]:
-    """Names of those means, of any shapes, that have an inf or NaN. The host waits for an accelerator once."""
-    flags = {name: all_finite(mean) for name, mean in means.items()}
-    waiting = [flag for flag in flags.values() if isinstance(flag, Tensor)]
-    known = iter(torch.stack(waiting).tolist() if waiting else ())
-    return [name for name, flag in flags.items() if not (next(known) if isinstance(flag, Tensor) else flag)]
 
 
 def _like(x: Tensor) -> Tensor:

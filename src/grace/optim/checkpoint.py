@@ -13,7 +13,7 @@ from grace.run.saved import check_fits
 from grace.run.session import Session
 
 if TYPE_CHECKING:
-    from grace.optim.base import CompressedOptimizer
+    from grace.optim.saved import SavedOptimizer
 
 
 class OptimizerCheckpoint(Checkpoint):
@@ -31,7 +31,7 @@ class OptimizerCheckpoint(Checkpoint):
         workers: int | None,
         whole: bool,
         *,
-        optimizer: CompressedOptimizer,
+        optimizer: SavedOptimizer,
     ):
         super().__init__(session, memories, workers, whole)
         self._optimizer = optimizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -12,7 +11,8 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import Exchange
 from grace.contract.knobs import Count, Share, check_value
 from grace.memories import ErrorFeedback
-from grace.optim.base import CompressedOptimizer, local
+from grace.optim.base import CompressedOptimizer
+from grace.optim.parts import local
 from grace.optim.tiles import TiledTopK
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
@@ -96,13 +96,3 @@ class DeMo(CompressedOptimizer):
         held = self.session.worker.state.debts().get(name)
         p = next(local(p) for p, known in self._names.items() if known == name)
         return p.new_zeros(p.shape) if held is None else held
-
-
-def bits_per_number(k: int = 32, size: int = 4096) -> float:
-    """Bits on the wire for each number of tiles of ``size`` numbers.
-
-    Example:
-        >>> bits_per_number()
-        0.34375
-    """
-    return k * (32 + math.ceil(math.log2(size))) / size

@@ -23,7 +23,8 @@ from grace.contract.peer import Peer
 from grace.flags.finite import and_, choose_, fill_unless_
 from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, unit_rows
 from grace.methods.common.matrices import DENSE
-from grace.optim.base import CompressedOptimizer, divide, local, zeros
+from grace.optim.base import CompressedOptimizer
+from grace.optim.parts import divide, local, zeros
 from grace.random import Stream
 from grace.registry.policy import Policy, Rule
 from grace.run.options import DEFAULTS, Options

@@ -15,7 +15,8 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import OptimizerWarning, out_of_range, stack_level
-from grace.optim.base import CompressedOptimizer, divide, local, zeros
+from grace.optim.base import CompressedOptimizer
+from grace.optim.parts import divide, local, zeros
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
 from grace.transports.base import Transport

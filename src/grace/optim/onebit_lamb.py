@@ -14,8 +14,8 @@ from torch.optim.optimizer import ParamsT
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.errors import out_of_range
-from grace.optim.base import divide, zeros
 from grace.optim.onebit_adam import OneBitAdam
+from grace.optim.parts import divide, zeros
 from grace.registry.policy import Policy
 from grace.run.options import DEFAULTS, Options
 from grace.transports.base import Transport

@@ -15,8 +15,9 @@ from grace.collectives import Exchange
 from grace.contract.knobs import Count, check_value
 from grace.contract.method import Method
 from grace.errors import StateError
-from grace.optim.base import CompressedOptimizer, divide, local, zeros
+from grace.optim.base import CompressedOptimizer
 from grace.optim.onebit_adam import ONE_BIT
+from grace.optim.parts import divide, local, zeros
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
 from grace.run.options import DEFAULTS, Options

@@ -12,9 +12,10 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 
+from grace.errors import GraceError
 from grace.run.streams import CudaStreams, Streams
 
-_Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
+_Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | threading.Event | None]"
 
 
 class Lane(Protocol):
@@ -26,7 +27,11 @@ class Lane(Protocol):
         """Does ``job`` after all that was submitted before."""
 
     def drain(self) -> None:
-        """Returns once everything submitted is done, or will be before what the current stream is given from now on."""
+        """Returns once everything submitted is done, or will be before what the current stream is given from now on.
+
+        Raises:
+            The error that has escaped from a job.
+        """
 
     def close(self) -> None:
         """Ends the lane once everything submitted is done."""
@@ -54,32 +59,53 @@ class Inline:
 class ThreadLane:
     """A first-in-first-out thread. Collectives started from it keep their order on all ranks, whichever thread asks.
 
-    A job reports its own errors: one that escapes ends the lane's thread and is printed by ``threading.excepthook``. The
-    thread ends when the lane is closed or dropped.
+    A job reports its own errors. After one that escapes no other job is done, since collectives would no longer come in the
+    order of all ranks; :meth:`submit` and :meth:`drain` raise it from then on. The thread ends when the lane is closed or
+    dropped.
     """
 
     overlaps: ClassVar[bool] = True
 
     def __init__(self, name: str):
         self._jobs: _Jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._closed = False
+        self._escaped: list[BaseException] = []
+        self._thread = threading.Thread(target=_work, args=(self._jobs, self._escaped), name=name, daemon=True)
         self._thread.start()
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queues ``job`` after all that was submitted before."""
+        """Queues ``job`` after all that was submitted before.
+
+        Raises:
+            GraceError: the lane is closed. The error that has escaped from a job.
+        """
+        self._raise_escaped()
+        if self._closed:
+            raise GraceError("this lane is closed: nothing more is exchanged beside training")
         self._jobs.put(job)
 
     def drain(self) -> None:
-        """Returns once everything submitted is done."""
-        done = threading.Event()
-        self._jobs.put(done.set)
-        done.wait()
+        """Returns once everything submitted is done; at once, after :meth:`close`.
+
+        Raises:
+            The error that has escaped from a job.
+        """
+        if not self._closed:
+            done = threading.Event()
+            self._jobs.put(done)
+            done.wait()
+        self._raise_escaped()
 
     def close(self, seconds: float = 10.0) -> None:
         """Ends the thread once everything submitted is done."""
+        self._closed = True
         self._jobs.put(None)
         self._thread.join(seconds)
+
+    def _raise_escaped(self) -> None:
+        if self._escaped:
+            raise self._escaped[0]
 
 
 class StreamLane:
@@ -128,8 +154,16 @@ class StreamLane:
         self._streams.wait(self._streams.current(), self._streams.record(self._own))
 
 
-def _work(jobs: _Jobs) -> None:
-    """Does jobs until None comes. It knows only the queue: a thread that held its lane would keep it alive forever."""
+def _work(jobs: _Jobs, escaped: list[BaseException]) -> None:
+    """Does jobs until None comes, or an error escapes from one; an event is set when all before it are done. It knows only
+    these two: a thread that held its lane would keep it alive forever.
+    """
     while (job := jobs.get()) is not None:
-        job()
+        if isinstance(job, threading.Event):
+            job.set()
+        elif not escaped:
+            try:
+                job()
+            except BaseException as error:
+                escaped.append(error)
         del job  # so that an idle lane keeps no gradients alive

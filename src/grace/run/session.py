@@ -34,7 +34,7 @@ from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.switching import Switching
 from grace.run.worker import Worker
 from grace.transports.agreement import ATTACH, agree
-from grace.transports.base import Transport, describe, find_axes
+from grace.transports.base import Transport, closed_on_error, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.checksummed import checksummed
 from grace.transports.grid import GridTransport, lay_out
@@ -65,7 +65,8 @@ class Session(Switching, Keeping):
 
     Raises:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
-        FingerprintMismatch: ranks that differ, on every rank; the transport is closed then.
+        FingerprintMismatch: ranks that differ, on every rank.
+        The transport is closed then, whichever it is.
 
     ``stats`` counts. ``error`` is what ended the session, if anything has; every later exchange raises it again. ``transport``
     says what it runs over, and why. An adapter calls ``logs.report()`` in the user's thread to tell the logs of a step.
@@ -94,31 +95,32 @@ class Session(Switching, Keeping):
         repairs: bool = False,
         scatters: bool = False,
     ):
-        if options.on_difference == "broadcast" and not repairs:
-            raise ConfigurationError(_NO_REPAIR)
-        if not like:
-            raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
-        for name, x in like.items():
-            check_tensor(name, x)
-        refuse_devices(like)
-        self.like = {name: x.detach() for name, x in like.items()}
-        device = next(iter(self.like.values())).device
-        self._device = None if device.type == "meta" else device
-        self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
-        self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
-        self._scatters = scatters
-        self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
-        policy = options.read(method)
-        groups, group_policy = form_groups(self.like, policy, options)
-        self._sort_into(groups)
-        self._turn = threading.RLock()
-        self.error: BaseException | None = None
-        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
-        self._tracer = Tracer(transport.rank, transport.world)
-        self.stats = Stats(transport.world)
-        self._connect(transport, policy)
-        self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(self._transport))
-        self.logs = Logs(self.worker, self.stats)
+        with closed_on_error(transport):
+            if options.on_difference == "broadcast" and not repairs:
+                raise ConfigurationError(_NO_REPAIR)
+            if not like:
+                raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
+            for name, x in like.items():
+                check_tensor(name, x)
+            refuse_devices(like)
+            self.like = {name: x.detach() for name, x in like.items()}
+            device = next(iter(self.like.values())).device
+            self._device = None if device.type == "meta" else device
+            self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
+            self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
+            self._scatters = scatters
+            self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
+            policy = options.read(method)
+            groups, group_policy = form_groups(self.like, policy, options)
+            self._sort_into(groups)
+            self._turn = threading.RLock()
+            self.error: BaseException | None = None
+            self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
+            self._tracer = Tracer(transport.rank, transport.world)
+            self.stats = Stats(transport.world)
+            self._connect(transport, policy)
+            self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(self._transport))
+            self.logs = Logs(self.worker, self.stats)
 
     def _connect(self, transport: Transport, policy: Policy, seconds: float | None = None) -> None:
         """Agrees with the other ranks of this transport, and uses it."""
@@ -460,6 +462,15 @@ class Session(Switching, Keeping):
             raise
         finally:
             self._turn.release()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """An error within ends the session, so that ranks that wait for this one hear of it."""
+        try:
+            yield
+        except BaseException as error:
+            self.close(error)
+            raise
 
     def close(self, error: BaseException | None = None) -> None:
         """Leaves the job. With an error, the other ranks hear of it, and every later exchange raises it."""

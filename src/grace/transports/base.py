@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -57,6 +58,24 @@ def find_axes(transport: Transport) -> Mapping[str, tuple[int, int]]:
     """Position of this rank along each axis of the transport's grid, ``{"machine": (rank, size)}``; empty without a grid."""
     axes: Mapping[str, tuple[int, int]] = getattr(transport, "axes", {})
     return axes
+
+
+class Closing(Protocol):
+    """Something that can be closed, such as a transport, a session or a lane."""
+
+    def close(self) -> None:
+        """Ends it, and the threads, groups and connections that it has made."""
+
+
+@contextlib.contextmanager
+def closed_on_error(*opened: Closing) -> Iterator[None]:
+    """Closes these, the first one first, if something within fails: for constructors, whose object nobody can close then."""
+    try:
+        yield
+    except BaseException:
+        for thing in opened:
+            thing.close()
+        raise
 
 
 class Wrapper:

@@ -320,3 +320,7 @@ def test_states_go_on(form: Any) -> None:
         assert torch.equal(means[0], expected[0])
     with pytest.raises(StateError):
         two("qsgd").load_state_dict(form(first.state_dict()))
+
+
+def test_what_auto_extrapolates_from_torch_is_told() -> None:
+    assert two()._site().beyond == ("gradients of another toolkit",)

@@ -94,3 +94,27 @@ def test_two_over_the_same_parameters() -> None:
     first.handle.detach()
     distribute()  # nothing was held by the one that was refused
     distribute()  # nor by one that was dropped
+
+
+def synchronized() -> tuple[nn.Module, Any]:
+    net = nn.Linear(40, 40)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = grace.DistributedOptimizer(optimizer, "topk", net.named_parameters(), transport="alone")
+    net(torch.ones(1, 40)).sum().backward()
+    optimizer.synchronize()
+    return net, optimizer
+
+
+def test_means_that_the_model_has_dropped_are_no_longer_there() -> None:
+    """Other ranks are in the next step then: whoever has no data there takes part with zeros, or is told."""
+    net, optimizer = synchronized()
+    optimizer.synchronize()  # once more changes nothing
+    assert optimizer.handle.stats.steps == 1
+    net.zero_grad()
+    optimizer.synchronize()
+    assert optimizer.handle.stats.steps == 2
+    optimizer.step()
+    net, optimizer = synchronized()
+    net.zero_grad()
+    with pytest.raises(GraceError, match=r"step\(\) without backward\(\)"):
+        optimizer.step()

@@ -103,7 +103,7 @@ def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pyt
     """A kernel is one file in its folder; here another stands in for it."""
     from grace.kernels import hash_coefficients, polynomial_hash
 
-    name, file = "grace.kernels.count_sketch.triton", tmp_path / "triton.py"
+    name, file = "grace.kernels.count_sketches.triton", tmp_path / "triton.py"
     file.write_text("def polynomial_hash(a, keys): return 'fast' if len(a) > 1 else NotImplemented\n")
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -158,10 +158,7 @@ def test_what_a_module_only_imports_is_not_its_own(family: Path, monkeypatch: py
 
 def test_every_operation_has_a_reference_and_every_implementation_its_signature() -> None:
     count = 0
-    names = [
-        package.name for package in pkgutil.iter_modules(grace.kernels.__path__, "grace.kernels.") if package.ispkg
-    ]
-    for name in ("grace.random", *names):
+    for name in ("grace.random", *families()):
         family = importlib.import_module(name)
         own = [f for f in vars(family).values() if getattr(f, "__module__", None) == name]
         for signature in (f.__wrapped__ for f in own if hasattr(f, "__wrapped__") and not hasattr(f, "cache_info")):
@@ -173,6 +170,22 @@ def test_every_operation_has_a_reference_and_every_implementation_its_signature(
                     assert parameters(implementation) == parameters(signature), (signature, module)
                     count += 1
     assert count > 0
+
+
+def families() -> list[str]:
+    packages = pkgutil.walk_packages(grace.kernels.__path__, "grace.kernels.")
+    return [package.name for package in packages if package.ispkg and "triton" not in package.name.split(".")]
+
+
+def test_families_within_families_are_found() -> None:
+    assert {"grace.kernels.index_codes.variable", "grace.kernels.low_rank.grouped"} < set(families())
+
+
+def test_no_operation_hides_a_family_of_its_name() -> None:
+    """A package whose attribute is a function cannot be reached by its path from there: a patch of it fails."""
+    for name in families():
+        package, _, own = name.rpartition(".")
+        assert getattr(sys.modules[package], own) is importlib.import_module(name), name
 
 
 def parameters(function: object) -> list[tuple[str, object, object]]:

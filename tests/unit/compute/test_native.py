@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 import grace
 from grace import kernels
 from grace.compute import backends, native
-from grace.errors import ConfigurationError, InputError, PayloadError
+from grace.errors import ConfigurationError, InputError, KernelsWarning, PayloadError
 from grace.random import Stream
 
 STREAM = Stream(1, "test", "w", None, 2)
@@ -94,6 +95,49 @@ def test_a_file_that_is_no_library_is_told(undecided: pytest.MonkeyPatch, tmp_pa
     problem = native._load()
     assert isinstance(problem, str)
     assert "cannot be loaded" in problem
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of the sources that the library was built from."""
+    here = native._SOURCES
+    if not here.is_dir():
+        pytest.skip("an installed package has no sources")
+    return Path(shutil.copytree(here, tmp_path / "native", ignore=shutil.ignore_patterns("tests")))
+
+
+@needs_native
+def test_a_library_is_of_the_sources_that_lie_here(sources: Path) -> None:
+    library = native._library()
+    assert not isinstance(library, str)
+    assert not native.is_older(library, sources)
+    assert not native.is_older(library, sources / "nowhere"), "an installed package has no sources: nobody can know"
+    assert not native.is_older(library, sources / "kernels"), "another folder of this name"
+    assert native.is_older(OldLibrary(None), sources), "a library from before it had a digest"  # type: ignore[arg-type]
+
+
+@needs_native
+@pytest.mark.parametrize("change", ["a line", "a file more", "a file less", "another name"])
+def test_a_library_of_other_sources_is_left_alone_and_told(
+    undecided: pytest.MonkeyPatch, sources: Path, change: str
+) -> None:
+    """It may write bytes that nobody reads: plain torch computes, and one is told how to build it again."""
+    if change == "a line":
+        (sources / "kernels/affine.cc").write_text("// more\n" + (sources / "kernels/affine.cc").read_text())
+    elif change == "a file more":
+        (sources / "kernels/more.cc").write_text("")
+    elif change == "a file less":
+        (sources / "kernels/affine.cc").unlink()
+    else:
+        (sources / "kernels/affine.cc").rename(sources / "kernels/another.cc")
+    undecided.setattr(native, "_SOURCES", sources)
+    undecided.setattr(native, "_loaded", None)
+    told = re.escape(f"was not built from the sources in {sources}; run `make setup`")
+    with pytest.warns(KernelsWarning, match=told):
+        assert kernels.all_finite(torch.zeros(3))
+    assert backends.active()[0] == "reference"
+    with pytest.raises(ConfigurationError, match=told), backends.using("native"):
+        pass
 
 
 # ---- threads and processes ------------------------------------------------------------------------------------------

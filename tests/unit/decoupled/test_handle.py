@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,3 +71,17 @@ def test_tokens_per_step_are_checked_when_they_change(attached: tuple[Made, Any]
         with pytest.raises(ConfigurationError, match="tokens_per_step"):
             handle.tokens_per_step = value
     assert handle.tokens_per_step == 7
+
+
+def test_credentials_that_are_none_are_refused_before_a_thread_begins():
+    net, optimizer = made()
+    threads = set(threading.enumerate())
+    with pytest.raises(ConfigurationError, match=r"credentials='secret'; legal: grpc\.ChannelCredentials"):
+        grace.decoupled(net, optimizer, "127.0.0.1:9", name="a", every=1, timeout=0.0, credentials="secret")
+    optimizer.register_step_post_hook = None  # type: ignore[assignment,method-assign]
+    with pytest.raises(TypeError):
+        attach(net, optimizer)
+    assert {thread for thread in threading.enumerate() if thread.name == "grace-syncer-link"} <= threads
+    del optimizer.register_step_post_hook
+    with pytest.warns(grace.UnexchangedWarning):
+        attach(net, optimizer).detach()

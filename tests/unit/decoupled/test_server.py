@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("grpc")
 
 from grace.decoupled import server
-from grace.decoupled.checkpoint import read_parameters
+from grace.decoupled.checkpoint import load_checkpoint, read_parameters, write_checkpoint
 from tests.unit.decoupled.test_syncer import Table
 
 
@@ -53,3 +53,20 @@ def test_a_directory_that_is_not_there_is_logged_and_saving_goes_on(tmp_path: Pa
     (tmp_path / "later").mkdir()
     asyncio.run(made._save())
     assert read_parameters(tmp_path / "later" / "syncer.pt").keys() == {"w", "b"}
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = tmp_path / "syncer.pt"
+    write_checkpoint({"a": 1}, place)
+    with pytest.raises(Exception, match="pickle"):
+        write_checkpoint({"a": lambda: None}, place)
+
+    def fail(*_: Any) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", fail)
+        with pytest.raises(OSError, match="no room"):
+            write_checkpoint({"a": 2}, place)
+    assert list(tmp_path.iterdir()) == [place]
+    assert load_checkpoint(place) == {"a": 1}

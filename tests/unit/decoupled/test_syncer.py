@@ -234,7 +234,7 @@ def test_what_a_learner_owes_is_written_off_when_it_is_gone_for_good_or_comes_ba
     for link in (1, 2, 3):
         table.join(link)
         table.step(link, EVERY)
-    debts = [learner.stats and learner._norm(learner._fragments[0]) for learner in table.learners.values()]
+    debts = [learner.stats and learner._fragments[0].norm for learner in table.learners.values()]
     assert min(debts) > 0
     table.send(1, table.learners[1].goodbye())
     assert table.syncer.stats.written_off_debt == pytest.approx(debts[0])

@@ -172,6 +172,81 @@ def test_parameters_that_are_not_finite_on_one_rank(overlap: bool) -> None:
         assert nonfinite == ranks[0][1] >= 1
 
 
+@pytest.mark.parametrize("nonfinite", ["agree", "error"])
+def test_a_state_knows_of_them_too(nonfinite: str) -> None:
+    """They are told after a state was saved, as without that, and where the state is loaded."""
+
+    def job(network: Any, rank: int, saves: str) -> tuple[Tensor, int, str]:
+        worker = Rank(network, rank, "topk:ratio=0.2", overlap=True, nonfinite=nonfinite)
+        worker.train(0, 3)
+        if rank == 2:
+            with torch.no_grad():
+                worker.net.get_parameter("0.weight")[3, 3] = torch.nan
+        for group in worker.inner.param_groups:
+            group["lr"] = 0.0
+        told = ""
+        for step in range(3):
+            if step == 1 and saves:
+                saved = copy.deepcopy(worker.handle.state_dict())
+                if saves == "load":
+                    worker.handle.load_state_dict(saved)
+            try:
+                worker.inner.step()
+            except NonFiniteError as error:
+                told += f"step {step}: {error}"
+        out = worker.own, worker.handle.stats.nonfinite, told
+        worker.handle.detach()
+        return out
+
+    ranks = [on_ranks(W, lambda network, rank, how=how: job(network, rank, how)) for how in ("", "save", "load")]
+    for plain, after_save, after_load in zip(*ranks, strict=True):
+        for other in (after_save, after_load):
+            assert torch.equal(plain[0].nan_to_num(7.0), other[0].nan_to_num(7.0))
+            assert plain[1:] == other[1:]
+        assert bool(plain[2]) == (nonfinite == "error")
+
+
+def test_a_checkpoint_goes_on_with_other_workers_and_another_graph() -> None:
+    def save(network: Any, rank: int) -> tuple[Any, Tensor]:
+        worker = Rank(network, rank, "deepsqueeze:method=(qsgd:bits=4),gamma=0.3", average_every=4)
+        assert worker.handle.checkpoint().state_dict()["reference"]
+        worker.train(0, 3)
+        with pytest.raises(StateError, match=r"the replicas differ; call handle\.average\(\)"):
+            worker.handle.checkpoint()
+        worker.train(3, 4)  # a step that averages
+        given = copy.deepcopy(worker.handle.checkpoint().state_dict())
+        worker.train(4, 5)
+        worker.handle.average()
+        mean = worker.own
+        out = worker.handle.checkpoint().state_dict(), mean
+        worker.handle.checkpoint().load_state_dict(given)
+        assert not torch.equal(worker.own, mean)
+        worker.handle.detach()
+        return out
+
+    saved, mean = on_ranks(W, save)[0]
+
+    def load(network: Any, rank: int) -> Tensor:
+        worker = Rank(network, rank, "choco:method=(topk:ratio=0.2),graph=exponential")
+        worker.train(0, 2)
+        worker.handle.average()
+        with pytest.raises(StateError, match="lacks reference"):
+            worker.handle.checkpoint().load_state_dict({key: x for key, x in saved.items() if key != "reference"})
+        worker.handle.checkpoint().load_state_dict(saved)
+        assert torch.equal(worker.own, mean)
+        assert worker.handle.measure() == 0
+        worker.train(5, 7)
+        assert worker.handle.state_dict()["steps"] == 7
+        assert 0 < worker.handle.measure() < 1
+        end = worker.own
+        worker.handle.detach()
+        return end
+
+    first, other = on_ranks(2, load)
+    assert not torch.equal(first, other)
+    assert bool(first.isfinite().all())
+
+
 def test_or_they_are_an_error_on_all_ranks() -> None:
     def job(network: Any, rank: int) -> str:
         worker = Rank(network, rank, "topk:ratio=0.2", nonfinite="error")
@@ -249,3 +324,35 @@ def test_detached_and_again() -> None:
         other.handle.detach()
 
     on_ranks(2, job)
+
+
+def test_its_parameters_have_one_owner() -> None:
+    def job(network: Any, rank: int) -> None:
+        worker = Rank(network, rank, "topk:ratio=0.2")
+        again = make_inner(worker.net)
+        for refused in (
+            lambda: grace.gossip(worker.net, again, transport=network),
+            lambda: grace.local(worker.net, again, "none", every=2, transport=network),
+            lambda: grace.optim.OneBitAdam(worker.net.named_parameters(), transport=network),
+            lambda: grace.DistributedOptimizer(again, "topk", worker.net.named_parameters(), transport=network),
+        ):
+            with pytest.raises(ConfigurationError, match=r"'0\.weight' already gossips.*handle\.detach\(\)"):
+                refused()
+        worker.handle.detach()
+        loop = grace.local(worker.net, again, "none", every=2, transport=network)
+        with pytest.raises(ConfigurationError, match="already trained in an outer loop"):
+            grace.gossip(worker.net, again, transport=network)
+        loop.detach()
+
+    on_ranks(2, job)
+
+
+class DTensor(torch.Tensor):
+    """Known by its name, as fully_shard's is."""
+
+
+def test_parameters_under_fully_shard_are_refused() -> None:
+    net = nn.Linear(3, 2)
+    net.weight = nn.Parameter(torch.ones(2, 3).as_subclass(DTensor))
+    with pytest.raises(ConfigurationError, match=r"'weight' is a DTensor.*each rank has the whole"):
+        grace.gossip(net, make_inner(net), transport="alone")

@@ -22,13 +22,14 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Permute
 from grace.contract.conversation import Conversation
 from grace.contract.peer import Peer
-from grace.errors import PayloadError
+from grace.errors import PayloadError, StepMismatch
 from grace.gossip import DPSGD, Choco, DeepSqueeze, Graph
 from grace.gossip.algorithms import Compressed, Mixed
 from grace.gossip.graph import Round
-from grace.gossip.settings import read_compressor
+from grace.gossip.settings import read_compressor, read_gossip, with_graph
 from grace.methods import QSGD, TopK
 from grace.methods.none import Identity
+from grace.run.simulate import simulate
 from tests.unit.gossip.runs import Talks, consensus, distance, draw
 
 RING = Graph.read("ring", 8)
@@ -348,3 +349,15 @@ def test_bytes_are_those_of_the_wires() -> None:
     assert Choco(RING, TENTH, 0.2).traffic(like, peer).sent == 2 * wire + 56  # beside the agreement of 32 bytes
     assert DPSGD(RING).traffic(like, peer).sent == 2 * 20_000 + 56
     assert Choco(RING, read_compressor("threshold:v=1"), 0.2).traffic(like, peer) is None
+
+
+@pytest.mark.parametrize(
+    "spec", ["dpsgd", "choco:method=(topk:ratio=0.2)", "deepsqueeze:method=(qsgd:bits=4),gamma=0.3"]
+)
+def test_workers_at_different_steps_are_told(spec: str) -> None:
+    """A worker had a batch fewer: the mixture would be of two steps, by two graphs and two random streams."""
+    settings, graph = with_graph(read_gossip(spec), 3)
+    x = torch.ones(40, 40)
+    talk = settings.conversation(x, graph)
+    with pytest.raises(StepMismatch, match=r"others between 4 and 5: all ranks must.*equally many batches"):
+        simulate([talk.exchange(x, talk.init(x), Peer(rank, 3, 5 - (rank == 1), "x")) for rank in range(3)])

@@ -30,7 +30,7 @@ from tests.unit.kernels.launched import EITHER, NUMBER, OPTIONS, WORD, Way, cove
 TESTED, OTHERS = "90", ("80", "89", "100")
 SOME = 16  # of so many kernels each other architecture gets one
 # Kernels that do nothing but move numbers: each thread reads and writes more than one at a time.
-MOVING, WIDE = r"kernels\.staging\._(?!clear)", r"(?:ld|st)\.global\S*\.v[24]\."
+MOVING, WIDE = r"kernels\.multi_tensor\._(?!clear)", r"(?:ld|st)\.global\S*\.v[24]\."
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
 FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"
 # ptxas 12.8 adds 0 instead of a constant to pairs of 16 bits, if only one of the two sums is used: nobody adds 0 on purpose.

@@ -31,7 +31,7 @@ def test_sketch_of_the_specification():
 
 def test_vector_of_the_specification(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "grace.kernels.count_sketch.reference.sketch_hashes", lambda *_: iter([(slice(0, 4), CELLS, SIGNS)])
+        "grace.kernels.count_sketches.reference.sketch_hashes", lambda *_: iter([(slice(0, 4), CELLS, SIGNS)])
     )
     method = SketchedSGD(ratio=0.25, rows=1, cols=2, p2=2)
     (out,), _ = steps(method, [[VECTOR]], keep_rest=True)

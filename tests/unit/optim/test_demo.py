@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from grace.optim import DeMo
-from grace.optim.demo import bits_per_number
 from grace.optim.tiles import TiledTopK, from_tiles, to_tiles
 from tests.unit.optim.workers import Point, Workers, flat
 
@@ -157,7 +156,8 @@ def places_are_packed(**knobs: Any) -> None:
     workers = Workers(DeMo, 2, lambda: Point(128, 128), **knobs)
     workers.step([[torch.randn(128, 128)] for _ in range(2)])
     bits = workers.optimizers[0].stats.traffic.sent * 8 / 128**2
-    assert bits_per_number() <= bits <= bits_per_number() + 0.02
+    of_a_tile = 32 * (32 + 12) / 4096  # k values, each with a place among 64 * 64
+    assert of_a_tile <= bits <= of_a_tile + 0.02
 
 
 def test_bytes_are_values_and_packed_places() -> None:

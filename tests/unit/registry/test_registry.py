@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import importlib.metadata
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -452,6 +454,22 @@ def test_methods_of_installed_packages():
     made = grace.method("thirdparty:level=7")
     assert type(made.compressor).__module__ == "grace_thirdparty"  # type: ignore[attr-defined]
     assert grace.spell(made) == "thirdparty:level=7"
+
+
+def test_installed_packages_are_read_again_only_where_one_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reads, read = list[object](), importlib.metadata.entry_points
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **by: reads.append(by) or read(**by))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(3):
+        assert "late" not in grace.methods()
+    assert len(reads) == 1, "it takes tens of milliseconds"
+    info = tmp_path / "grace_late-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: grace-late\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[grace.methods]\nlate = grace_late:Late\n")
+    stamp = tmp_path.stat().st_mtime_ns + 10**9  # clocks of file systems are coarse
+    os.utime(tmp_path, ns=(stamp, stamp))
+    assert "late" in grace.methods(), "somebody has installed it meanwhile"
 
 
 @pytest.mark.usefixtures("installed")

@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 import torch
 
+from grace.errors import GraceError
 from grace.flags.capturing import capturing
 from grace.run.lane import Inline, Lane, StreamLane, ThreadLane, lane_for
 from grace.run.streams import CudaStreams, StreamOrder
+from tests.patience import PATIENCE
 
 
 class Stream:
@@ -221,3 +223,48 @@ def test_a_lane_for_each_device():
     lane = lane_for(torch.device("cpu"))
     assert isinstance(lane, ThreadLane)
     lane.close()
+
+
+@pytest.mark.parametrize("make", [ThreadLane, lambda name: StreamLane(name, Reluctant())], ids=["thread", "stream"])
+def test_a_job_that_raises_is_told_to_whoever_waits_for_it(make):
+    lane: Lane = make("lane-of-a-test")
+    done: list[int] = []
+
+    def fails() -> None:
+        done.append(1)
+        raise ZeroDivisionError("of a job")
+
+    lane.submit(fails)
+    in_time = returns(lane.drain)
+    assert isinstance(in_time, ZeroDivisionError)
+    for again in (lane.drain, lambda: lane.submit(lambda: done.append(2))):
+        assert returns(again) is in_time
+    assert done == [1]
+    assert returns(lane.close) is None
+
+
+@pytest.mark.parametrize("make", [ThreadLane, lambda name: StreamLane(name, Reluctant())], ids=["thread", "stream"])
+def test_a_lane_that_is_closed_has_nothing_to_wait_for(make):
+    lane: Lane = make("lane-of-a-test")
+    lane.close()
+    lane.close()
+    assert returns(lane.drain) is None
+    with pytest.raises(GraceError, match="this lane is closed"):
+        lane.submit(lambda: None)
+
+
+def returns(call: Callable[[], object]) -> object:
+    """The result or the error of a call, which must end."""
+    out: list[object] = []
+
+    def run() -> None:
+        try:
+            out.append(call())
+        except BaseException as error:
+            out.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "it waits forever"
+    return out[0]

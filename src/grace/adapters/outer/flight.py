@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from grace.errors import GraceError
+
 
 @dataclass(slots=True)
 class Flight:
@@ -28,3 +30,8 @@ class Flight:
             self.means = exchange()
         except BaseException as error:
             self.error = error
+
+    def abandon(self) -> None:
+        """Says, of an exchange that has not ended, that nobody waits for it any longer."""
+        if not self.means and self.error is None:
+            self.error = GraceError("the loop was detached before its exchange in flight had ended: that mean is lost")

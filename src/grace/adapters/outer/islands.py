@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.trained import is_split
 from grace.adapters.wrappers import find_exchanging
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, TransportError
 from grace.transports.agreement import SECONDS
 from grace.transports.torch_distributed import TorchDistributed
 
@@ -75,11 +75,32 @@ def compare_within(island: dist.ProcessGroup, settings: Mapping[str, object]) ->
     return tuple(sorted(set(told)))
 
 
-def any_within(island: dist.ProcessGroup, here: bool, device: torch.device) -> bool:
-    """True if it is on any rank of this worker. All ranks of the worker call it."""
-    flag = torch.tensor(int(here), dtype=torch.int32, device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=island)
-    return bool(flag)
+def agree_within(island: dist.ProcessGroup, error: BaseException | None, dropped: bool, device: torch.device) -> bool:
+    """True if some rank of this worker has dropped a tensor. All ranks of the worker call it.
+
+    Args:
+        island: these ranks.
+        error: in which the exchange of this rank's shard has ended.
+        dropped: whether this rank has dropped a tensor.
+        device: of the tensors.
+
+    Raises:
+        TransportError: the exchange of some rank's shard has ended in an error; on all ranks, with the same words.
+    """
+    worst = torch.tensor(2 if error is not None else int(dropped), dtype=torch.int32, device=device)
+    dist.all_reduce(worst, dist.ReduceOp.MAX, group=island)
+    if int(worst) < 2:
+        return bool(worst)
+    texts: list[str | None] = [None] * dist.get_world_size(island)
+    dist.all_gather_object(
+        texts, None if error is None else f"{type(error).__name__}: {error.args[0] if error.args else ''}", island
+    )
+    failed = {shard: told for shard, told in enumerate(texts) if told is not None}
+    shards = "shard" if len(failed) == 1 else "shards"
+    raise TransportError(
+        f"the exchange of {shards} {', '.join(map(str, failed))} of this worker has failed, and so the worker ends: "
+        f"{next(iter(failed.values()))}"
+    ) from error
 
 
 def reshard(model: nn.Module) -> None:

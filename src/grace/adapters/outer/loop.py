@@ -17,7 +17,7 @@ from grace.adapters.buckets import fill_buckets
 from grace.adapters.choosing import read_choice
 from grace.adapters.outer.flight import Flight
 from grace.adapters.outer.fragments import Fragments
-from grace.adapters.outer.islands import any_within, compare_within, find_island
+from grace.adapters.outer.islands import agree_within, compare_within, find_island
 from grace.adapters.outer.presets import OuterMethod, OuterSettings
 from grace.adapters.outer.resuming import Resuming
 from grace.adapters.outer.state import OuterState
@@ -36,7 +36,7 @@ from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
 from grace.run.session import Session
 from grace.run.steps import Steps
-from grace.transports.base import Transport
+from grace.transports.base import Transport, closed_on_error
 from grace.transports.choose import transport_between
 
 _TAKEN = "is already trained in an outer loop, which exchanges it; use handle.detach() first"
@@ -71,27 +71,29 @@ class OuterLoop(Resuming):
         self._fragments = Fragments({name: p.numel() for name, p in self._parameters.items()}, settings)
         self._state = OuterState(self._parts, settings, offload)
         over = transport_between(group, transport)
-        policy = options.read(fixed)
-        _refuse_votes(policy, self._state.theta)
-        knobs = {**asdict(settings), "automatic": automatic, **more}
-        within = () if self._island is None else compare_within(self._island, {**knobs, "method": policy})
-        knobs["ranks of a worker"] = within
+        with closed_on_error(over):
+            policy = options.read(fixed)
+            _refuse_votes(policy, self._state.theta)
+            knobs = {**asdict(settings), "automatic": automatic, **more}
+            within = () if self._island is None else compare_within(self._island, {**knobs, "method": policy})
+            knobs["ranks of a worker"] = within
         session = Session(self._like(offload), policy, over, options, knobs=knobs, repairs=True)
-        if len(within) > 1:  # in all workers alike
-            session.close()
-            raise FingerprintMismatch(f"the ranks of a worker are configured differently: {' and '.join(within)}")
-        super().__init__(Steps(session, counted=False))
-        self.lr = 1.0  # pseudo-gradients are in units of the parameters, and so is what a memory owes of them
-        self._total = self._taken = 0  # since the start; in this window
-        self._alike = frozenset(range(len(self._fragments)))  # fragments that are where theta is, on all ranks
-        self._flight: Flight | None = None
+        with session.telling():
+            if len(within) > 1:  # in all workers alike
+                session.close()
+                raise FingerprintMismatch(f"the ranks of a worker are configured differently: {' and '.join(within)}")
+            super().__init__(Steps(session, counted=False))
+            self.lr = 1.0  # pseudo-gradients are in units of the parameters, and so is what a memory owes of them
+            self._total = self._taken = 0  # since the start; in this window
+            self._alike = frozenset(range(len(self._fragments)))  # fragments that are where theta is, on all ranks
+            self._flight: Flight | None = None
+            self._session.broadcast_(part_of(p) for p in model.parameters())
+            self._state.begin(self._parts)
+            self._buckets = fill_buckets(self._state.theta, options.bucket_bytes)
+            self._begin_auto(auto)
+            self._check_optimizer()
         self._lane = lane_for(next(iter(self._parameters.values())).device) if settings.delay else Inline()
         self.stats.overlaps = self._lane.overlaps
-        self._session.broadcast_(part_of(p) for p in model.parameters())
-        self._state.begin(self._parts)
-        self._buckets = fill_buckets(self._state.theta, options.bucket_bytes)
-        self._begin_auto(auto)
-        self._check_optimizer()
         self._averaged = False  # the gradients of the coming step of the warm-up
         self._hook: RemovableHandle | None = None
         self._hook_before: RemovableHandle | None = None
@@ -184,7 +186,7 @@ class OuterLoop(Resuming):
         self._check_open()
         if self._averaged or not self.warms_up:
             return
-        with self._telling():
+        with self._session.telling():
             find_trained(self._model, self._optimizer, known=self._parameters)
             self._session.replicas.note_parameters(self._state.theta.values())
             average_gradients(self._session, self._parameters, self._buckets)
@@ -238,7 +240,7 @@ class OuterLoop(Resuming):
     @torch.no_grad()
     def _launch(self, names: tuple[str, ...], fragment: int | None) -> None:
         """Starts the exchange of these pseudo-gradients."""
-        with self._telling():
+        with self._session.telling():
             find_trained(self._model, self._optimizer, known=self._parameters)
         if self.chooses and self._taken != self.settings.every:
             self._irregular()
@@ -270,12 +272,16 @@ class OuterLoop(Resuming):
         assert flight is not None
         self.drain()
         self._flight = None
-        if flight.error is not None:
-            raise flight.error
+        self._agree(flight.error)  # before theta moves
         dropped = [name for name in flight.names if not self._state.step(name, flight.means[name])]
-        self._session.repair(self._state.tensors)
+        problem = None
+        try:
+            self._session.repair(self._state.tensors)
+        except Exception as error:
+            problem = error
+        drops = self._agree(problem, bool(dropped))
         self.stats.nonfinite = flight.counted + len(dropped)
-        if self._drops(bool(dropped)):  # on all ranks alike
+        if drops:  # on all ranks alike
             self._write_theta()
             for p in self._parameters.values():
                 zero_nonfinite_state(self._optimizer, p)
@@ -286,21 +292,19 @@ class OuterLoop(Resuming):
         if flight.fragment is not None and not keep:
             self._alike |= {flight.fragment}
 
-    def _drops(self, here: bool) -> bool:
-        """True if some rank of this worker, and so of each, has dropped a tensor."""
-        if self._island is None:
-            return here
-        with self._telling():
-            return any_within(self._island, here, next(iter(self._parameters.values())).device)
+    def _agree(self, error: BaseException | None, dropped: bool = False) -> bool:
+        """True if some rank of this worker, and so of each, has dropped a tensor.
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """An error within ends the session, so that ranks that wait for this one hear of it."""
-        try:
-            yield
-        except BaseException as error:
-            self._session.close(error)
-            raise
+        Raises:
+            The error of this rank's exchange; of a worker of several ranks a TransportError on all, if there is an error
+            on any: they would wait for each other.
+        """
+        if self._island is not None:
+            with self._session.telling():
+                return agree_within(self._island, error, dropped, next(iter(self._parts.values())).device)
+        if error is not None:
+            raise error
+        return dropped
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
@@ -345,8 +349,11 @@ class OuterLoop(Resuming):
             if hook is not None:
                 hook.remove()
         self._lane.close()
+        self._lane = Inline()
         self._end_run()
         self._session.close()
+        if self._flight is not None:
+            self._flight.abandon()
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.world} over {self.transport}"

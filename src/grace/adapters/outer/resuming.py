@@ -170,11 +170,11 @@ class Resuming(Choosing):
             if memories != "mean" or workers is not None or whole:
                 raise ConfigurationError("checkpoint of a sharded model; legal: handle.checkpoint() without arguments")
             return ShardedWindowCheckpoint(
-                self._session, self._parameters, self._island, self._chooser, steps=self._total, state=self._state,
+                self._session, self._parameters, self._island, self._chooser, steps=self._total, held=self._state.held,
                 go_on=self._go_on,
             )  # fmt: skip
         return WindowCheckpoint(
-            self._session, memories, workers, whole, chooser=self._chooser, steps=self._total, state=self._state,
+            self._session, memories, workers, whole, chooser=self._chooser, steps=self._total, held=self._state.held,
             go_on=self._go_on,
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from grace.adapters.outer.fragments import Fragments
 from grace.adapters.outer.presets import OuterSettings
-from grace.adapters.outer.state import OuterState
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.trained import part_of
 from grace.errors import StateError
@@ -20,25 +19,20 @@ from grace.run.session import Session
 
 
 class Window:
-    """The part of a checkpoint that is an outer loop's: theta and the outer momentum, which are the same on all ranks.
+    """The part of a checkpoint that is a loop's own, and the same on all ranks: such as theta and the outer momentum.
 
     Args:
         steps: those made so far.
-        state: theta and the momentum.
-        go_on: called with the steps that were loaded, once ``state`` is loaded.
+        held: tensors, of any shapes, by the name that they have in the checkpoint, and their parameter's.
+        go_on: called with the steps that were loaded, once the tensors are loaded.
     """
 
-    def __init__(self, steps: int, state: OuterState, go_on: Callable[[int], None]):
-        self._steps, self._state, self._go_on = steps, state, go_on
-
-    def _held(self) -> dict[str, Mapping[str, Tensor]]:
-        """Tensors that are saved, by the name that they have there, and their parameter's."""
-        parts: dict[str, Mapping[str, Tensor]] = {"reference": self._state.theta}
-        return {**parts, "momentum": self._state.momentum} if self._state.momentum else parts
+    def __init__(self, steps: int, held: Mapping[str, Mapping[str, Tensor]], go_on: Callable[[int], None]):
+        self._steps, self._held, self._go_on = steps, held, go_on
 
     def save(self, place: Callable[[str, Tensor], Any]) -> dict[str, Any]:
         """The entries of a checkpoint; ``place`` makes what is saved of a copy of the tensor, of any shape, of a name."""
-        held = self._held()
+        held = self._held
         shared = {key: {name: place(name, x.clone()) for name, x in held[key].items()} for key in held}
         return {"window": pack({"steps": self._steps}), **shared}
 
@@ -48,18 +42,17 @@ class Window:
         Raises:
             StateError: they do not fit.
         """
-        held = self._held()
-        if missing := {"window", *held} - saved.keys():
-            raise StateError(f"not a checkpoint of this outer loop: it lacks {', '.join(sorted(missing))}")
+        if missing := {"window", *self._held} - saved.keys():
+            raise StateError(f"not a checkpoint of this loop: it lacks {', '.join(sorted(missing))}")
         window = unpack(saved["window"])
         steps = read_count(window.get("steps") if isinstance(window, dict) else None, "steps")
-        for key, like in held.items():
+        for key, like in self._held.items():
             check_fits(key, self._parts(saved[key]), like)
         return {"steps": steps}
 
     def load(self, saved: Any) -> None:
         """Goes on from these entries, which :meth:`read` has read."""
-        for key, held in self._held().items():
+        for key, held in self._held.items():
             parts = self._parts(saved[key])
             for name, x in held.items():
                 x.copy_(parts[name])
@@ -74,11 +67,11 @@ class Window:
 
 
 class WindowCheckpoint(Checkpoint):
-    """As :class:`~grace.run.checkpoint.Checkpoint`, with what is an outer loop's.
+    """As :class:`~grace.run.checkpoint.Checkpoint`, with what is a loop's own.
 
     Args:
         session, memories, workers, whole, chooser: as there.
-        steps, state, go_on: as for :class:`Window`.
+        steps, held, go_on: as for :class:`Window`.
     """
 
     def __init__(
@@ -90,11 +83,11 @@ class WindowCheckpoint(Checkpoint):
         *,
         chooser: Chooser,
         steps: int,
-        state: OuterState,
+        held: Mapping[str, Mapping[str, Tensor]],
         go_on: Callable[[int], None],
     ):
         super().__init__(session, memories, workers, at_rank0, chooser)
-        self._window = Window(steps, state, go_on)
+        self._window = Window(steps, held, go_on)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self._window.save(lambda _, x: x)}
@@ -108,11 +101,11 @@ class WindowCheckpoint(Checkpoint):
 
 
 class ShardedWindowCheckpoint(ShardedCheckpoint):
-    """As :class:`~grace.adapters.sharded_checkpoint.ShardedCheckpoint`, with what is an outer loop's.
+    """As :class:`~grace.adapters.sharded_checkpoint.ShardedCheckpoint`, with what is a loop's own.
 
     Args:
         session, parameters, shards, chooser: as there.
-        steps, state, go_on: as for :class:`Window`.
+        steps, held, go_on: as for :class:`Window`.
     """
 
     def __init__(
@@ -123,11 +116,11 @@ class ShardedWindowCheckpoint(ShardedCheckpoint):
         chooser: Chooser,
         *,
         steps: int,
-        state: OuterState,
+        held: Mapping[str, Mapping[str, Tensor]],
         go_on: Callable[[int], None],
     ):
         super().__init__(session, parameters, shards, chooser)
-        self._window = Window(steps, state, go_on)
+        self._window = Window(steps, held, go_on)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self._window.save(self._shard)}

@@ -37,6 +37,11 @@ class OuterState:
         """All of them, in an order that the ranks share."""
         return [*self.theta.values(), *self.momentum.values()]
 
+    @property
+    def held(self) -> dict[str, dict[str, Tensor]]:
+        """By the names that they have in a checkpoint: theta, and the momentum if there is one."""
+        return {"reference": self.theta, "momentum": self.momentum} if self.momentum else {"reference": self.theta}
+
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
         """Put theta where these parameters, of any shapes, are, which are the same on all ranks."""
         for name, p in parameters.items():

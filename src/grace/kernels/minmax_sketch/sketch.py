@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError
-from grace.kernels.count_sketch import hash_coefficients, polynomial_hash
+from grace.kernels.count_sketches import hash_coefficients, polynomial_hash
 from grace.kernels.packing import pack, packed_bytes, unpack
 
 

@@ -53,7 +53,7 @@ def test_a_window_that_is_not_finite_is_dropped_by_all(text: str) -> None:
 
 def test_that_finds_replicas_of_which_only_one_fragment_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one makes it NaN again, and so forth."""
-    monkeypatch.setattr(OuterLoop, "_drops", lambda loop, here: False)
+    monkeypatch.setattr(OuterLoop, "_agree", lambda loop, error, dropped=False: False)
     other = poisoned(STREAMING)[1]
     assert not bool(other[2].isfinite().all())
 
@@ -385,6 +385,44 @@ def test_a_failed_exchange_is_raised_where_it_is_due_and_ends_the_loop(monkeypat
         return held
 
     assert all(isinstance(result, Tensor) for result in in_threads(2, job))
+
+
+def test_what_is_in_flight_when_the_loop_is_detached_is_in_its_state() -> None:
+    """It can be saved then, and goes on elsewhere with the same bits."""
+
+    def job(network: Any, rank: int) -> None:
+        ends = []
+        for detaches in (False, True):
+            worker = Rank(network, rank, ALL, preset=STREAMING)
+            worker.train(4)
+            worker.inner.state.clear()
+            if detaches:
+                worker.loop.detach()
+                worker.loop.drain()
+                saved = worker.loop.state_dict()
+                assert saved["flight"]["means"]
+                worker = Rank(network, rank, ALL, preset=STREAMING)
+                worker.loop.load_state_dict(saved)
+            worker.train(4, 9)
+            worker.loop.sync()
+            ends.append(worker.theta)
+            worker.loop.detach()
+        assert torch.equal(*ends)
+
+    on_ranks(2, job)
+
+
+def test_a_mean_that_never_came_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, goes_on = make_model(), threading.Event()
+    loop = grace.outer(net, make_inner(net), "none", every=4, delay=3, automatic=False, transport="alone")
+    monkeypatch.setattr(loop, "_exchange", lambda deltas: goes_on.wait() and {})
+    loop.step()
+    close = loop._lane.close
+    monkeypatch.setattr(loop._lane, "close", lambda: close(0.01))  # type: ignore[call-arg]
+    loop.detach()
+    with pytest.raises(GraceError, match="detached before its exchange in flight had ended"):
+        loop.state_dict()
+    goes_on.set()
 
 
 def test_b_is_kept_where_a_step_is_not_made() -> None:

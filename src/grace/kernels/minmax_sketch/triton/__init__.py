@@ -19,8 +19,8 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, launch
 from grace.flags.capturing import step_word
-from grace.kernels.count_sketch import PRIME
-from grace.kernels.count_sketch.triton import cell_at
+from grace.kernels.count_sketches import PRIME
+from grace.kernels.count_sketches.triton import cell_at
 from grace.kernels.index_codes.fixed.triton import code_byte, code_of
 from grace.kernels.minmax_sketch import MinMaxCode, MinMaxPlaces
 from grace.kernels.minmax_sketch.triton.cells import (

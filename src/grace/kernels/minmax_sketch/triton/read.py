@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, launch, power_of_two
 from grace.flags.capturing import step_word
-from grace.kernels.count_sketch.triton import cell_at
+from grace.kernels.count_sketches.triton import cell_at
 from grace.kernels.index_codes.fixed.triton import code_of, place_in, read_tables
 from grace.kernels.minmax_sketch.parts import MinMaxCode, MinMaxPlaces
 from grace.kernels.minmax_sketch.triton.cells import bucket_at, constants_of, lanes_of_groups, lay_cells, sides_of

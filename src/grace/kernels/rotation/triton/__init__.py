@@ -18,7 +18,7 @@ from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, KEY, MOST_AT_ONCE, CentroidCode
-from grace.kernels.rotation.triton.hadamard import ADD, REPLACE, SET, SUBTRACT, turn, turn_back, turn_many
+from grace.kernels.rotation.triton.transforms import ADD, REPLACE, SET, SUBTRACT, turn, turn_back, turn_many
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many
 from grace.kernels.stochastic_levels import MOST
 from grace.kernels.tensor_list import TensorList

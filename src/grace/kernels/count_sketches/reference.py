@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grace.kernels.count_sketch import PRIME, sketch_unit
+from grace.kernels.count_sketches import PRIME, sketch_unit
 from grace.kernels.sums import add_scaled_
 from grace.kernels.tensor_list import TensorList
 

@@ -13,7 +13,7 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute.launching import launch
 from grace.kernels import PRIME, TensorList, count_sketches_many, read_sketches_many
-from grace.kernels.count_sketch.triton import is_minus, modulo
+from grace.kernels.count_sketches.triton import is_minus, modulo
 from grace.random import Stream
 from tests.unit.kernels.test_triton_lookup_table import views
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
@@ -134,8 +134,12 @@ def _backwards(cells: Tensor, *, stable: bool) -> tuple[Tensor, Tensor]:
     ("where", "mutant", "test"),
     [
         (f"{__name__}.modulo", _not_reduced, test_remainders),
-        ("grace.kernels.count_sketch.triton.is_minus", _minus_of_the_next, lambda: test_sketches_of_a_bucket(CASES[1])),
-        ("grace.kernels.count_sketch.triton.negated", _as_it_is, lambda: test_sketches_of_a_bucket(CASES[1])),
+        (
+            "grace.kernels.count_sketches.triton.is_minus",
+            _minus_of_the_next,
+            lambda: test_sketches_of_a_bucket(CASES[1]),
+        ),
+        ("grace.kernels.count_sketches.triton.negated", _as_it_is, lambda: test_sketches_of_a_bucket(CASES[1])),
         ("torch.sort", _backwards, test_numbers_are_added_in_order),
     ],
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, launch, power_of_two
 from grace.flags.capturing import step_word
-from grace.kernels.count_sketch import sketch_unit
+from grace.kernels.count_sketches import sketch_unit
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.tensor_list.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import load_number, magnitude, mark_if, negated
