@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import grace.decoupled.learner as learners
+import grace.decoupled.rounds as rounds
 import grace.decoupled.syncer as syncers
 from grace.decoupled.plan import Plan
 from grace.decoupled.settings import SyncerSettings
@@ -448,11 +449,11 @@ def _steps_without_nesterov(patch: Any) -> None:
         for theta, b, d in zip(parameters, momenta, delta, strict=True):
             theta.sub_(b.mul_(momentum).add_(d), alpha=lr)
 
-    patch.setattr(syncers, "outer_step_", step)
+    patch.setattr(rounds, "outer_step_", step)
 
 
 def _adds_up(patch: Any) -> None:
-    patch.setattr(syncers, "weigh", lambda work: [1.0] * len(work))
+    patch.setattr(rounds, "weigh", lambda work: [1.0] * len(work))
 
 
 def _keeps_its_own(patch: Any) -> None:

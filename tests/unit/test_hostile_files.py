@@ -275,6 +275,9 @@ def test_what_is_only_shown_is_not_looked_up() -> None:
         "left_out": {"evil.py:Evil": "slow"},
         "evidence": {},
         "stragglers": [],
+        "goal": "steps",
+        "steps": {},
+        "extrapolated": [],
     }
     Path("run.json").write_text(json.dumps(explained))
     assert CliRunner().invoke(app, ["explain", "--run", "run.json"]).exit_code == 0

@@ -36,7 +36,8 @@ def with_phase(encode: Callable[[int], T], rng: Stream, written: Iterable[Tensor
         x.copy_(old)
     out = encode(phase)
     clock = step_word(step, (out if isinstance(out, Tensor) else out[0]).device)
-    same = (torch.as_tensor(clock).view(()) - int(step)).bitwise_and(1) == 0
+    assert isinstance(clock, Tensor)  # of a captured step
+    same = (clock.view(()) - int(step)).bitwise_and(1) == 0
     for x, old in zip(places, others, strict=True):
         x.copy_(torch.where(same, x, old))
     if isinstance(out, Tensor):
