@@ -107,11 +107,12 @@ class SyncerLink:
             call.cancel()
 
     def close(self, patience: float = 5.0) -> None:
-        """Ends the link, when what was sent has gone."""
+        """Ends the link and its thread, when what was sent has gone, or after ``patience`` seconds."""
         self._ended.set()
         self._outbox.put(None)
         self._thread.join(patience)
         self.reopen()
+        self._thread.join(patience)  # what was cancelled takes a moment to end
 
     def _run(self) -> None:
         open_stream = self._channel.stream_stream(METHOD)
