@@ -130,8 +130,8 @@ def _look_at_places() -> tuple[tuple[str, int], ...]:
     """The folders in which packages lie, and when each was changed: by an installation, for example."""
     places = []
     for place in sys.path:
-        folder = os.path.abspath(place)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # where nothing lies, or the current folder is no more
+            folder = os.path.abspath(place)
             places.append((folder, os.stat(folder).st_mtime_ns))
     return tuple(places)
 
