@@ -71,7 +71,7 @@ class Findings:
             owed.pay(name)
 
     def _hear(self, leave: int) -> None:
-        """Acts on all steps that have ended but the last ``leave``; after an error the steps behind it are still to be heard."""
+        """Acts on all steps that have ended but the last ``leave``. After an error the next ones are still to be heard."""
         while self.pending.ended > leave:
             bad: dict[int, list[str]] = {}
             for step, name, finite in self.pending.read():
