@@ -5,26 +5,29 @@
 # streams, large tensors, what calls, buckets and steps cost, profiles. Each has a time limit of its own; one that fails or
 # runs out of time stops no other. What a stage prints is in OUT as soon as it prints it, what goes wrong in OUT/NAME.log, and
 # OUT/summary.txt has a line for each stage. The status is 0 if every stage has passed, 1 if one has not, 2 if nothing could
-# begin. Without a GPU the stages that need one are skipped, and the status is 1.
+# begin, 130 or 143 after Ctrl-C or SIGTERM, which end the running stage, too. Without a GPU the stages that need one are
+# skipped, and the status is 1.
 #
 # PYTHON: with torch for CUDA [.venv/bin/python, else python3]. SECONDS_ALL: for everything [840]. JOBS: processes that share
 # the GPU in tests [16, or as many as there are processors]. ENVIRONMENT: where packages are installed that are missing, beside the
 # torch that is there [build/gpu_quarter]. STAGES: another table.
 set -u -o pipefail
-cd "$(dirname "$0")/.." || exit 2
 [ $# -ge 1 ] || { echo "usage: benchmarks/gpu_quarter.sh OUT [STAGE ...]" >&2; exit 2; }
-mkdir -p "$1" || exit 2
-OUT=$(cd "$1" && pwd)
+mkdir -p "$1" && OUT=$(CDPATH='' cd "$1" && pwd) && : > "$OUT/summary.txt" || { echo "OUT=$1 is no folder for files" >&2; exit 2; }
 shift
+cd "$(dirname "$0")/.." || exit 2
 STAGES=${STAGES:-benchmarks/gpu_quarter.stages}
 [ -r "$STAGES" ] || { echo "$STAGES cannot be read; STAGES names a table of stages" >&2; exit 2; }
+legal=$(grep -v '^ *#' "$STAGES" | cut -d'|' -f1 | xargs)
+for name in "$@"; do
+    case " $legal " in *" $name "*) ;; *) echo "no stage is named so: $name; legal: $legal" >&2; exit 2 ;; esac
+done
 DEVICE=cuda
 processors=$(getconf _NPROCESSORS_ONLN 2> /dev/null || echo 4)
 JOBS=${JOBS:-$((processors < 16 ? processors : 16))}
 begin=$(date +%s)
 until=$((begin + ${SECONDS_ALL:-840}))
 export OUT DEVICE JOBS PYTHONUNBUFFERED=1
-: > "$OUT/summary.txt"
 
 say() { # name, state, seconds, more
     printf '%-11s %-12s %4s s  %s\n' "$1" "$2" "$3" "$4" | tee -a "$OUT/summary.txt"
@@ -35,7 +38,7 @@ wanted='import grace, grace_bench, numpy, rich, typer, msgspec, psutil, pytest, 
 python=${PYTHON:-.venv/bin/python}
 [ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python3
 "$python" -c 'import sys' > "$OUT/setup.log" 2>&1 || { cat "$OUT/setup.log" >&2; echo "PYTHON=$python does not run" >&2; exit 2; }
-bad=0 ran=0
+bad=0
 if ! "$python" -c "$wanted" >> "$OUT/setup.log" 2>&1; then
     # An environment of its own over this one, with the torch that is there: pip must not bring another.
     own=${ENVIRONMENT:-build/gpu_quarter}
@@ -70,11 +73,24 @@ wants() { # name, names...
     return 1
 }
 
+# timeout puts a stage into a process group of its own, which the terminal's Ctrl-C does not reach, and hands a signal on to it.
+running=
+stop() { # status
+    if [ -n "$running" ]; then
+        kill "$running" 2> /dev/null
+        wait "$running"
+        say "$name" stopped $(($(date +%s) - start)) "$file has what there was"
+    fi
+    say all 'not passed' $(($(date +%s) - begin)) "stopped by a signal"
+    exit "$1"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM
+
 while IFS='|' read -r name seconds needs file command <&3; do
     name=$(trim "$name")
     case $name in '' | '#'*) continue ;; esac
     wants "$name" "$@" || continue
-    ran=$((ran + 1))
     seconds=$(trim "$seconds") needs=$(trim "$needs") file=$(trim "$file")
     left=$((until - $(date +%s)))
     [ "$seconds" -le "$left" ] || seconds=$left
@@ -88,8 +104,11 @@ while IFS='|' read -r name seconds needs file command <&3; do
         continue
     fi
     start=$(date +%s)
-    timeout --kill-after 5 "$seconds" bash -o pipefail -c "$command" > "$OUT/$file" 2> "$OUT/$name.log" 3<&- < /dev/null
+    timeout --kill-after 5 "$seconds" bash -o pipefail -c "$command" > "$OUT/$file" 2> "$OUT/$name.log" 3<&- < /dev/null &
+    running=$!
+    wait "$running"
     status=$?
+    running=
     took=$(($(date +%s) - start))
     case $status in
         0) say "$name" passed "$took" "$file" ;;
@@ -98,6 +117,5 @@ while IFS='|' read -r name seconds needs file command <&3; do
     esac
     [ $status -eq 0 ] || bad=1
 done 3< "$STAGES"
-[ $ran -gt 0 ] || { echo "no stage is named so: $*; legal: $(grep -v '^ *#' "$STAGES" | cut -d'|' -f1 | xargs)" >&2; exit 2; }
 say all "$([ $bad -eq 0 ] && echo passed || echo 'not passed')" $(($(date +%s) - begin)) "${gpu:-no GPU}"
 exit $bad

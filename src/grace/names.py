@@ -28,10 +28,14 @@ class Names(Generic[E]):
         suffix: what a name may end in.
         group: the entry points of installed packages; their values name a class that registers itself when it is imported.
         elsewhere: the message about a name that is known elsewhere; None: it is not.
+        others: the names that are known elsewhere, of which a misspelt one is told.
     """
 
-    def __init__(self, kind: str, suffix: str, group: str, elsewhere: Callable[[str], str | None] = lambda name: None):
-        self.kind, self.suffix, self.group, self._elsewhere = kind, suffix, group, elsewhere
+    def __init__(
+        self, kind: str, suffix: str, group: str, elsewhere: Callable[[str], str | None] = lambda name: None,
+        others: Iterable[str] = (),
+    ):  # fmt: skip
+        self.kind, self.suffix, self.group, self._elsewhere, self._others = kind, suffix, group, elsewhere, others
         self._entries: dict[str, E] = {}
         self._classes: dict[str, Callable[..., object]] = {}
         self._aliases: dict[str, str] = {}  # squashed -> name
@@ -67,7 +71,7 @@ class Names(Generic[E]):
         if text not in self._aliases:
             if (message := self._elsewhere(str(name))) is not None:
                 raise UnknownNameError(message)
-            raise unknown(self.kind, str(name), self.names(), self._hint())
+            raise unknown(self.kind, str(name), {*self.names(), *self._others}, self._hint())
         return self._entries[self._aliases[text]]
 
     def __contains__(self, name: object) -> bool:
@@ -87,7 +91,7 @@ class Names(Generic[E]):
 
     def copy(self) -> Names[E]:
         """Another table with the same entries."""
-        twin: Names[E] = Names(self.kind, self.suffix, self.group, self._elsewhere)
+        twin: Names[E] = Names(self.kind, self.suffix, self.group, self._elsewhere, self._others)
         twin._entries.update(self._entries)
         twin._classes.update(self._classes)
         twin._aliases.update(self._aliases)
@@ -130,8 +134,8 @@ def _look_at_places() -> tuple[tuple[str, int], ...]:
     """The folders in which packages lie, and when each was changed: by an installation, for example."""
     places = []
     for place in sys.path:
-        folder = os.path.abspath(place)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # where nothing lies, or the current folder is no more
+            folder = os.path.abspath(place)
             places.append((folder, os.stat(folder).st_mtime_ns))
     return tuple(places)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -36,18 +37,30 @@ def python(tmp_path: Path) -> Path:
     return path
 
 
-def go(tmp_path: Path, *names: str, stages: str = STAGES, **environment: str) -> tuple[int, dict[str, str], str]:
-    """The script's status, the state of each stage, and what it wrote to stderr."""
+def environment_of(tmp_path: Path, stages: str) -> dict[str, str]:
+    """The environment of the script, with these stages."""
     table = tmp_path / "stages"
     table.write_text(stages)
-    given = {**os.environ, "PYTHON": str(tmp_path / "python"), "STAGES": str(table), **environment}
-    given["ENVIRONMENT"] = str(tmp_path / "environment")
-    command = ["bash", str(SCRIPT), str(tmp_path / "out"), *names]
+    given = {"PYTHON": tmp_path / "python", "STAGES": table, "ENVIRONMENT": tmp_path / "environment"}
+    return {**os.environ, **{name: str(path) for name, path in given.items()}}
+
+
+def states_of(lines: list[str]) -> dict[str, str]:
+    """The state of each stage, in a summary."""
+    return {line.split()[0]: line[12:24].strip() for line in lines}
+
+
+def go(
+    tmp_path: Path, *names: str, stages: str = STAGES, out: str = "out", **environment: str
+) -> tuple[int, dict[str, str], str]:
+    """The script's status, the state of each stage, and what it wrote to stderr."""
+    given = {**environment_of(tmp_path, stages), **environment}
+    command = ["bash", str(SCRIPT), out, *names]
     run = subprocess.run(command, env=given, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
-    summary = tmp_path / "out/summary.txt"
-    lines = summary.read_text().splitlines() if summary.exists() else []
+    summary = tmp_path / out / "summary.txt"
+    lines = summary.read_text().splitlines() if summary.is_file() else []
     assert run.stdout.splitlines() == lines, "what is printed is what is kept"
-    return run.returncode, {line.split()[0]: line[12:24].strip() for line in lines}, run.stderr
+    return run.returncode, states_of(lines), run.stderr
 
 
 @pytest.mark.usefixtures("python")
@@ -85,10 +98,43 @@ def test_time_for_all_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("python")
-def test_no_stage_is_not_all_stages(tmp_path: Path) -> None:
-    status, _, error = go(tmp_path, "frist")
-    assert status == 2
+@pytest.mark.parametrize("names", [["frist"], ["last", "frist"]])
+def test_a_name_of_no_stage_is_told_before_anything_runs(tmp_path: Path, names: list[str]) -> None:
+    status, states, error = go(tmp_path, *names)
+    assert (status, states) == (2, {})
     assert "no stage is named so: frist; legal: first broken slow device last" in error
+
+
+@pytest.mark.usefixtures("python")
+@pytest.mark.parametrize("out", ["python", "taken"])
+def test_a_folder_that_takes_no_files_is_told(tmp_path: Path, out: str) -> None:
+    (tmp_path / "taken/summary.txt").mkdir(parents=True)
+    status, states, error = go(tmp_path, "first", out=out)
+    assert (status, states) == (2, {})
+    assert f"OUT={out} is no folder for files" in error
+
+
+@pytest.mark.usefixtures("python")
+def test_a_folder_may_have_a_space_in_its_name(tmp_path: Path) -> None:
+    assert go(tmp_path, "first", "last", out="my results")[:2] == (0, dict.fromkeys(("first", "last", "all"), "passed"))
+
+
+@pytest.mark.usefixtures("python")
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_and_the_running_stage(tmp_path: Path, sent: signal.Signals, status: int) -> None:
+    stages = "long | 60 | - | long.txt | echo $$; sleep 60; true\nlast | 20 | - | last.txt | true\n"
+    command = ["bash", str(SCRIPT), str(tmp_path / "out")]
+    run = subprocess.Popen(command, env=environment_of(tmp_path, stages), stdout=subprocess.PIPE, text=True)
+    result = tmp_path / "out/long.txt"
+    while not (result.exists() and result.read_text().endswith("\n")):
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(sent)
+    printed, _ = run.communicate(timeout=30)
+    assert run.returncode == status
+    assert states_of(printed.splitlines()) == {"long": "stopped", "all": "not passed"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(result.read_text()), 0)
 
 
 @pytest.mark.usefixtures("python")

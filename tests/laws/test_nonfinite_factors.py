@@ -22,7 +22,7 @@ from grace.methods.common import ridge_bucket
 from grace.methods.common.turned_bucket import TurnedPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
-from tests.laws.bucket_runs import Run, Shapes, gradients
+from tests.laws.bucket_runs import Run, Shapes, gradients, in_bytes
 from tests.laws.test_factors import ALTERNATING, ONE_RIDGE, RIDGES, outcome
 from tests.unit.kernels.triton_checks import interpreter, night
 
@@ -99,11 +99,34 @@ def test_first_factors_that_are_not_cleared_are_told(monkeypatch: pytest.MonkeyP
         test_steps_with_some(RIDGES, torch.float32, monkeypatch)
 
 
+def beyond_float16(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """Finite in float16, but the nearest matrix of rank 1 to the first one is not."""
+    given = gradients(rank, 0, shapes)
+    first = next(iter(given.values()))
+    first.fill_(6e4)[-1, -1] = 0.0
+    return given
+
+
+def test_means_that_overflow_when_they_are_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are NaN throughout; the other matrices of the bucket have means."""
+    monkeypatch.setattr(bucket_runs, "gradients", beyond_float16)
+    spec, shapes = f"{RIDGES},memory=none", ((2, 2), (2, 3), (3, 2))
+    want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 2, torch.float16)
+    means = want[0][0][0][0]
+    assert means["layer0"] == in_bytes(torch.full((2, 2), torch.nan, dtype=torch.float16))
+    assert means["layer1"] != in_bytes(torch.full((2, 3), torch.nan, dtype=torch.float16))
+    assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 2, torch.float16) == want
+
+
 @night
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("turned_bucket", torch.float32), ("narrow_matrices", torch.bfloat16)], ids=str
-)
-def test_means_that_are_not_poisoned_are_told(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"grace.methods.common.{name}.poison_many", lambda *_: None)
+def test_means_that_are_not_poisoned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.methods.common.turned_bucket.poison_many", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_steps_with_some(f"{RIDGES},memory=none", dtype, monkeypatch)
+        test_steps_with_some(f"{RIDGES},memory=none", torch.float32, monkeypatch)
+
+
+def test_narrow_means_that_are_not_poisoned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, what overflows is inf among numbers; a mean that is NaN before it is narrowed would show nothing."""
+    monkeypatch.setattr("grace.methods.common.narrow_matrices.poison_many", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_means_that_overflow_when_they_are_narrowed(monkeypatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from grace.adapters.taken import refuse_shared
 from grace.adapters.wrappers import find_exchanging
 from grace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _WITHOUT_DDP = (
     "Write grace.attach(model, ...) and keep the plain optimizer, or leave out DistributedDataParallel: "
@@ -165,10 +169,10 @@ def part_of(p: Tensor) -> Tensor:
     """The part of a parameter that this rank has, of its own shape: all of it, or the local tensor of a DTensor. It shares
     its memory.
     """
-    return p.to_local() if is_split(p) else p  # type: ignore[attr-defined]
+    return p.to_local() if is_split(p) else p
 
 
-def is_split(p: Tensor) -> bool:
+def is_split(p: Tensor) -> TypeGuard[DTensor]:
     """Tells a DTensor, which its own wrapper takes care of, from other parameters, of any shape."""
     return type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor"
 

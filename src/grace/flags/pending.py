@@ -60,9 +60,9 @@ class PendingFlags:
         self._letters: list[_Letter] = []  # that were read
 
     @property
-    def ready(self) -> bool:
-        """True if flags of a step before the last one were sent, but have not been read."""
-        return len(self._sent) > 1
+    def ended(self) -> int:
+        """How many steps have ended whose flags have not been read."""
+        return len(self._sent)
 
     def send(self) -> None:
         """The step has ended: its flags go to the host, which does not wait for them."""
@@ -91,26 +91,23 @@ class PendingFlags:
                 sent.owing = set()
         return out
 
-    def read(self, leave: int = 1) -> list[tuple[int, str, bool]]:
-        """(step, name, whether it was finite) of all steps that have ended but the last ``leave``.
+    def read(self) -> list[tuple[int, str, bool]]:
+        """(step, name, whether it was finite) of the first step that has ended and has not been read.
 
         Raises:
             PayloadError, or a subclass: something that the network brought was refused.
         """
-        out = []
-        while len(self._sent) > leave:
-            sent = self._sent.popleft()
-            if sent is None:
-                continue
-            answers = sent.letter.read()
-            self._letters.append(sent.letter)
-            at = len(sent.names)
-            for fine, problem in sent.problems:
-                at, begin = at + fine.numel(), at
-                if not all(answers[begin:at]):
-                    raise problem()
-            out += [(step, name, finite) for (step, name), finite in zip(sent.names, answers, strict=False)]
-        return out
+        sent = self._sent.popleft()
+        if sent is None:
+            return []
+        answers = sent.letter.read()
+        self._letters.append(sent.letter)
+        at = len(sent.names)
+        for fine, problem in sent.problems:
+            at, begin = at + fine.numel(), at
+            if not all(answers[begin:at]):
+                raise problem()
+        return [(step, name, finite) for (step, name), finite in zip(sent.names, answers, strict=False)]
 
 
 @dataclass

@@ -320,7 +320,7 @@ def _hyperparameters(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find_shard_groups(parameters: Iterable[Tensor]) -> list[dist.ProcessGroup]:
     """The groups of ranks that hold shards of these parameters, each once."""
-    meshes = dict.fromkeys(p.device_mesh for p in parameters if is_split(p))  # type: ignore[attr-defined]
+    meshes = dict.fromkeys(p.device_mesh for p in parameters if is_split(p))
     return [group for mesh in meshes for group in mesh.get_all_groups()]
 
 
@@ -341,7 +341,7 @@ def _connect(
             )
         ranks, me = set(dist.get_process_group_ranks(group)), dist.get_rank()
         for name, p in named.items():
-            if is_split(p) and (others := ranks.intersection(p.device_mesh.mesh.flatten().tolist()) - {me}):  # type: ignore[attr-defined]
+            if is_split(p) and (others := ranks.intersection(p.device_mesh.mesh.flatten().tolist()) - {me}):
                 raise ConfigurationError(
                     f"{name!r} is a DTensor over ranks {sorted(others | {me})} of group=: they hold other shards, or average "
                     'among themselves already. Shard with fully_shard(model, mesh=mesh["shard"]), a mesh of one dimension, '

@@ -13,7 +13,7 @@ from grace.kernels.finite import all_finite
 
 def local(x: Tensor) -> Tensor:
     """The part of a DTensor that this rank has, in the same storage; another tensor, of any shape, as it is."""
-    return x.to_local() if is_split(x) else x.detach()  # type: ignore[attr-defined]
+    return x.to_local() if is_split(x) else x.detach()
 
 
 def zeros(p: Tensor) -> Tensor:

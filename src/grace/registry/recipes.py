@@ -13,7 +13,7 @@ from grace.contract.knobs import name_owner
 from grace.contract.method import Method
 from grace.errors import CompositionError, ConfigurationError
 from grace.names import Names
-from grace.registry.algorithms import say_where
+from grace.registry.algorithms import ALGORITHMS, say_where
 from grace.registry.discovery import load
 
 C = TypeVar("C", bound=type)
@@ -43,7 +43,7 @@ class Recipe:
     memory_knobs: tuple[tuple[str, Any], ...] = ()
 
 
-METHODS: Names[Recipe] = Names("method", "compressor", "grace.methods", say_where)
+METHODS: Names[Recipe] = Names("method", "compressor", "grace.methods", say_where, ALGORITHMS)
 COMMUNICATORS: Names[type] = Names("communicator", "communicator", "grace.communicators")
 MEMORIES: Names[type] = Names("memory", "memory", "grace.memories")
 WRAPPERS: dict[str, type] = {}  # knob -> a Compressor around a Compressor, whose first own field the knob is

@@ -64,27 +64,28 @@ class Findings:
         """
         if owed.left:
             self._pay(owed)
-        if self.pending.ready:
-            self._hear(self.pending.read())
+        self._hear(1)
 
     def _pay(self, owed: Debts) -> None:
         for name in self.pending.take_paid():
             owed.pay(name)
 
-    def _hear(self, flags: list[tuple[int, str, bool]]) -> None:
-        bad: dict[int, list[str]] = {}
-        for step, name, finite in flags:
-            if not finite:
-                bad.setdefault(step, []).append(name)
-        for step, names in bad.items():
-            self._count(step, names)
+    def _hear(self, leave: int) -> None:
+        """Acts on all steps that have ended but the last ``leave``. After an error the next ones are still to be heard."""
+        while self.pending.ended > leave:
+            bad: dict[int, list[str]] = {}
+            for step, name, finite in self.pending.read():
+                if not finite:
+                    bad.setdefault(step, []).append(name)
+            for step, names in bad.items():
+                self._count(step, names)
 
     def wait(self, owed: Debts) -> None:
         """As :meth:`read`, and waits for what an accelerator has found so far."""
         self.pending.send()
         if owed.left:
             self._pay(owed)
-        self._hear(self.pending.read(leave=0))
+        self._hear(0)
 
     def forget(self) -> None:
         """Discards the findings so far."""

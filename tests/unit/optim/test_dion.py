@@ -100,7 +100,7 @@ def orthonormal() -> None:
         (out,) = simulate([method.exchange(x.clone(), state, grace.Peer(0, 1, step))])
         state = out.state
         size = float(out.mean.norm())
-        assert size == pytest.approx((8 * 32 / 48) ** 0.5, rel=1e-4), "columns of unit length"
+        assert size == pytest.approx((8 * 32 / 48) ** 0.5, rel=1e-4), "as long as orthonormal columns"
     assert out is not None
     torch.testing.assert_close(out.mean, (32 / 48) ** 0.5 * left @ right.T, atol=0.02, rtol=0)
     singular = torch.linalg.svdvals(out.mean)
@@ -112,23 +112,29 @@ def test_updates_are_orthonormal() -> None:
     orthonormal()
 
 
+def unit_length(p: Tensor) -> Tensor:
+    """Of unit length, but not orthogonal."""
+    return unit_rows(p) * p.shape[1] ** 0.5
+
+
 def as_they_are(p: Tensor) -> Tensor:
     return p
 
 
 @pytest.mark.parametrize(
-    ("name", "mutant"),
+    ("name", "mutant", "got"),
     [
-        ("orthonormalize", unit_rows),  # of unit length, but not orthogonal
-        ("unit_rows", as_they_are),  # P R^T, as long as the momentum
-        ("project_columns", lambda momentum, p: project_columns(momentum, p).flip(0)),  # columns that belong to others
+        ("orthonormalize", unit_length, "as long as orthonormal columns"),
+        ("unit_rows", as_they_are, "as long as orthonormal columns"),  # P R^T, as long as the momentum
+        # columns that belong to others
+        ("project_columns", lambda momentum, p: project_columns(momentum, p).flip(0), "Tensor-likes are not close"),
     ],
 )
 def test_updates_that_are_not_orthonormal_are_caught(
-    name: str, mutant: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+    name: str, mutant: Callable[..., Tensor], got: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"grace.optim.dion.{name}", mutant)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=got):
         orthonormal()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import grace
 from grace.adapters.outer.presets import PRESETS, read_outer
+from grace.errors import UnknownNameError
 from grace.gossip.settings import read_gossip
 from grace.optim.text import OPTIMIZERS
 from grace.registry.algorithms import ALGORITHMS
@@ -37,3 +38,8 @@ def test_the_line_that_is_shown_is_legal(name: str) -> None:
     }
     model = SimpleNamespace(named_parameters=list)
     assert eval(ALGORITHMS[name].use, {"grace": SimpleNamespace(**places), "model": model, "optimizer": None})
+
+
+def test_a_misspelt_algorithm_is_told_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown method 'dilocoo'; did you mean 'diloco'"):
+        grace.method("dilocoo")

@@ -472,6 +472,16 @@ def test_installed_packages_are_read_again_only_where_one_has_come(tmp_path: Pat
     assert "late" in grace.methods(), "somebody has installed it meanwhile"
 
 
+def test_names_are_known_where_the_current_folder_is_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a job whose folder was removed, with "" on its path, as under ``python -c``."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.syspath_prepend("")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "topk" in grace.methods()
+
+
 @pytest.mark.usefixtures("installed")
 def test_memories_and_communicators_of_installed_packages():
     made = grace.method("topk:memory=theirmemory,memory.beta=0.5,communicator=theirgather")

@@ -57,3 +57,15 @@ def test_what_is_forgotten_is_not_acted_on() -> None:
     with pytest.raises(NonFiniteError, match="'other'"):
         findings.wait(debts)
     assert "good" not in debts
+
+
+def test_an_error_of_one_step_hides_none_of_the_next() -> None:
+    findings = Findings("error")
+    for step in (3, 4):
+        findings.pending.flags.append((step, "other", torch.tensor(False)))
+        findings.pending.send()
+    for step in (3, 4):
+        with pytest.raises(NonFiniteError, match=f"step {step}: an inf or NaN in the gradients of 'other'"):
+            findings.wait(Debts())
+    findings.wait(Debts())
+    assert findings.seen == 2

@@ -36,10 +36,10 @@ def find_island(
         return None
     if whole := sorted(parameters.keys() - split.keys()):
         raise ConfigurationError(f"{whole[0]!r} is not sharded, and {next(iter(split))!r} is; legal: all, or none")
-    mesh = next(iter(split.values())).device_mesh  # type: ignore[attr-defined]
+    mesh = next(iter(split.values())).device_mesh
     for name, p in split.items():
-        places = p.placements  # type: ignore[attr-defined]
-        if p.device_mesh != mesh or mesh.ndim != 1 or not places[0].is_shard():  # type: ignore[attr-defined]
+        places = p.placements
+        if p.device_mesh != mesh or mesh.ndim != 1 or not places[0].is_shard():
             raise ConfigurationError(
                 f"{name!r} is placed as {places} on a mesh of {mesh.ndim} dimensions; legal in an outer loop: a mesh of one "
                 "dimension within each worker, fully_shard(model, mesh=mesh['shard'])"
