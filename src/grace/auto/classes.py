@@ -4,7 +4,7 @@ Goal ``steps``, after as many steps not worse:
 
 - ``exact``: sums of what the workers have computed, rounded at most: ``none`` and ``bf16``.
 - ``safe``: and what on two tasks or more, with three seeds or more each, was never measured to end worse than uncompressed
-  training by more than 2 % with intervals that do not touch.
+  training by more than 2 % with intervals that do not touch, nor to diverge.
 - a number: the same with another share of uncompressed training's quality.
 
 Goal ``time``, bf16's quality soonest: what on two tasks or more, with three seeds or more each, reached bf16's quality; it

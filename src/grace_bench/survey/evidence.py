@@ -144,14 +144,16 @@ def judged_of(pairs: Mapping[Task, tuple[Quality, Quality]]) -> list[Task]:
 
 
 def limit_of(name: str, table: Table) -> float | None:
-    """The least share of uncompressed training's quality such that a method is not judged to learn less; None: it diverged, or
-    was run on too few tasks.
+    """The least share of uncompressed training's quality such that a method is not judged to learn less; None: a run of it
+    diverged, or it was run on too few tasks.
     """
     pairs = pairs_of(name, table)
     judged = judged_of(pairs)
+    ends = [end for task in judged for end in (pairs[task][0].low, pairs[task][0].high) if end is not None]
+    if not all(map(math.isfinite, ends)):  # however well other seeds have ended
+        return None
     less = [loss_of(*pairs[task]) for task in judged if pairs[task][1].beats(pairs[task][0])]
-    limit = max([0.0, *less])
-    return limit if len(judged) >= TASKS and math.isfinite(limit) else None
+    return max([0.0, *less]) if len(judged) >= TASKS else None
 
 
 def evidence_for(method: str) -> Evidence | None:

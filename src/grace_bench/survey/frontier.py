@@ -225,9 +225,7 @@ def _places(of: Mapping[str, Sequence[SurveyRow]], ladders: Sequence[Ladder]) ->
     losses = {name: loss_of(quality, qualities[GOAL]) for name, quality in qualities.items()}
     places: dict[str, Place] = {}
     best = math.inf
-    for name in sorted(
-        of, key=lambda name: (sent[name], losses[name], name)
-    ):  # of equal bytes the best may have the star
+    for name in sorted(of, key=lambda name: (sent[name], losses[name], name)):  # of equal bytes the best first
         runs, loss = of[name], losses[name]
         steps = (
             Multiple("reached", 1.0, 1.0, 1.0, 1.0, len(runs), len(runs))

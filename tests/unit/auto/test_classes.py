@@ -97,12 +97,20 @@ CLOSE = Measured(3, 0.79, 0.78, 0.80, 0.1, True)
 WORSE = Measured(3, 0.70, 0.69, 0.71, 0.1, True)
 MUCH = Measured(3, 0.50, 0.49, 0.51, 0.1, True)
 LOST = Measured(3, -math.inf, -math.inf, -math.inf, float("nan"), True)
+ONCE = Measured(3, 0.79, -math.inf, 0.80, 0.1, True)  # one of three diverged
 FEW = Measured(1, 0.79, None, None, 0.1, True)
 
 
 @pytest.mark.parametrize(
     ("on_a", "on_b", "limit"),
-    [(CLOSE, CLOSE, 0.0), (CLOSE, WORSE, 0.125), (WORSE, MUCH, 0.375), (LOST, CLOSE, None), (CLOSE, FEW, None)],
+    [
+        (CLOSE, CLOSE, 0.0),
+        (CLOSE, WORSE, 0.125),
+        (WORSE, MUCH, 0.375),
+        (LOST, CLOSE, None),
+        (CLOSE, ONCE, None),
+        (CLOSE, FEW, None),
+    ],
 )
 def test_the_rule(on_a: Measured, on_b: Measured, limit: float | None) -> None:
     table = {("survey", task, 1): {"none": PLAIN, "topk": quality} for task, quality in (("a", on_a), ("b", on_b))}
