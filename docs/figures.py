@@ -157,7 +157,7 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     )
     notes = [
         f"{'; '.join(tasks)}: four workers, {runs}",
-        "lines: nothing that sends less ends better; dashed: 2 %",
+        f"lines: nothing that sends as little ends better; dashed: 2 %; not shown: what lost over {MOST_LOST} %",
     ]
     entries = [{**signs[task], "text": task} for task in tasks]
     drawing = sheet(config("light"), "The least that may be sent", notes, [("", plot, shown)], entries)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import msgspec
 import pytest
 
+import grace
 from benchmarks.evidence import gather, to_json, to_known
 from docs.survey import findings
 from grace.auto import classes
 from grace_bench.survey.archive import check_row, merge, read_archive
+from grace_bench.survey.frontier import SCREEN, find_frontier, find_hopeless
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps
@@ -138,3 +141,14 @@ def test_divergence_is_the_worst_there_is(rows: list[SurveyRow]) -> None:
     lost = [msgspec.structs.replace(row, final=None) if row.recipe == "bare" else row for row in changed_runs]
     (of,) = gather(lost).values()
     assert of["topk"].beats(of["topk:memory=none"])
+
+
+def test_the_long_plan_has_no_long_runs_of_what_its_screen_calls_hopeless() -> None:
+    screened = [row for row in read_archive(findings.LONG) if row.protocol == SCREEN]
+    hopeless = {beaten.method for places in find_frontier(screened).values() for beaten in find_hopeless(places)}
+    assert hopeless
+    plan = read_plan(findings.LONG.with_suffix(".toml"))
+    long = {grace.spell(grace.method(run.config.method)) for run in plan if run.protocol == "long"}
+    assert not long & hopeless
+    ends = Counter((*row.values, *row.sent) for row in screened if row.method in long)
+    assert max(ends.values()) == 1, "two that are the same run"

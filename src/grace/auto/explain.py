@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from grace.auto.driver import Driver
 
 SCHEMA, VERSION = "grace.auto", 1
-_LATER = ("goal", "steps", "extrapolated")  # what documents of the same version may lack
+_LATER = ("goal", "steps", "extrapolated")  # what documents of the same version may lack, or have as null
 _REJECTED = 3  # that are named for a bucket
 _COLUMNS = (
     "ready: share of a step's computation after which the bucket can go. predicted, measured: time of its exchange in a step "
@@ -177,7 +177,8 @@ class Explanation:
             raise ValueError(
                 f"schema {document.get('schema')!r}, version {document.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"
             )
-        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document or name not in _LATER}
+        later = {name: document[name] for name in _LATER if document.get(name) is not None}
+        values = {name: document[name] for name in cls.__dataclass_fields__ if name not in _LATER} | later
         values["candidates"] = tuple(Candidate(**fields) for fields in document["candidates"])
         values["buckets"] = tuple(
             Bucket(**{**fields, "tensors": tuple(fields["tensors"])}) for fields in document["buckets"]
@@ -187,7 +188,7 @@ class Explanation:
         )
         values["events"] = tuple((step, text) for step, text in document["events"])
         values["stragglers"] = tuple(document["stragglers"])
-        values["extrapolated"] = tuple(document.get("extrapolated", ()))
+        values["extrapolated"] = tuple(later.get("extrapolated", ()))
         return cls(**values)
 
     def __str__(self) -> str:

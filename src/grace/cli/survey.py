@@ -216,9 +216,9 @@ def survey_frontier(
 ) -> None:
     """Show what each method costs beside bf16: quality after as many steps, steps to bf16's quality, and bytes.
 
-    A star marks the frontier: nothing that sends less ends better. Steps are a multiple of bf16's own, with the range over
-    seeds where there are three; a method that ended short of bf16's quality says so. Below the table of a protocol "screen",
-    or one that begins so: what another method beats on both axes by a wide margin, and needs no longer runs.
+    A star marks the frontier: nothing that sends as little ends better. Steps are a multiple of bf16's own, with the range
+    over seeds where there are three; a method that ended short of bf16's quality says so. Below the table of a protocol
+    "screen", or one that begins so: what another method beats on both axes by a wide margin, and needs no longer runs.
 
     Example: [bold]grace survey frontier docs/survey/archive.parquet --protocol survey[/]
     """
@@ -228,9 +228,13 @@ def survey_frontier(
     rows = gather_rows(parts)
     frontier = {task: places for task, places in find_frontier(rows).items() if protocol is None or task[0] == protocol}
     if not frontier:
-        names = sorted({row.protocol for row in rows})
+        names, where = (
+            sorted({row.protocol for row in rows}),
+            "" if protocol is None else f" under protocol {protocol!r}",
+        )
         raise ConfigurationError(
-            f"no runs of bf16 to compare with under protocol {protocol!r}; the protocols here: {', '.join(names)}"
+            f"no runs of bf16 to compare with{where}, on embedded data and the processor; the protocols here: "
+            f"{', '.join(names)}"
         )
     hopeless = {task: find_hopeless(of) if task[0].startswith(SCREEN) else [] for task, of in frontier.items()}
     if as_json:

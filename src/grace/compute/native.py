@@ -185,11 +185,13 @@ def digest(sources: Path) -> str | None:
     listed = hashlib.sha256()
     patterns = ("CMakeLists.txt", "*.h", "*.cc", "kernels/*.h", "kernels/*.cc")
     try:
+        if not (sources / "signatures.h").is_file():
+            return None
         for name in sorted(f.relative_to(sources).as_posix() for pattern in patterns for f in sources.glob(pattern)):
             listed.update(f"{name} {hashlib.sha256((sources / name).read_bytes()).hexdigest()}\n".encode())
     except OSError:
         return None
-    return listed.hexdigest() if (sources / "signatures.h").is_file() else None
+    return listed.hexdigest()
 
 
 def is_older(library: ctypes.CDLL, sources: Path) -> bool:

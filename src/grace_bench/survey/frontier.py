@@ -36,7 +36,8 @@ class Multiple(Struct, frozen=True):
     """Steps to bf16's quality, as a multiple of bf16's own.
 
     Attributes:
-        how: "reached": by evaluations along the runs; "matched": by bf16 of other lengths; "not reached": nobody knows.
+        how: "reached": by evaluations along the runs; "matched": by bf16 of other lengths; "not reached": nobody knows. A run
+            that diverged has not reached it, wherever it came before.
         median: of all pairs of runs of the two; infinite where not reached.
         low, high: the range of these, with the distance between evaluations; None: fewer than three seeds of either.
         least: a lower bound that holds in any case. seeds, reached: runs, and how many of them reached it.
@@ -97,7 +98,11 @@ Frontier: TypeAlias = dict[Task, dict[str, Place]]
 def find_frontier(rows: Iterable[SurveyRow]) -> Frontier:
     """Methods by their place on each task of which bf16 has runs, in the order of what they send."""
     tasks = sort_rows(rows)
-    return {task: _places(of, ladders_of(task, tasks)) for task, of in tasks.items() if goal_of(of) is not None}
+    return {
+        task: _places(of, ladders_of(task, tasks))
+        for task, of in tasks.items()
+        if goal_of(of) is not None and _sent(of[GOAL]) > 0  # one worker alone sends nothing
+    }
 
 
 def find_hopeless(places: Mapping[str, Place], worse: float = WORSE, more: float = MORE) -> list[Beaten]:
@@ -163,7 +168,7 @@ def multiple_of(
     pairs: list[tuple[float, float, float]] = []
     reached = 0
     for row in runs:
-        if math.isfinite(steps_to(row, goal)):
+        if row.final is not None and math.isfinite(steps_to(row, goal)):  # else it came there, and diverged
             reached += 1
             pairs += [_pair(row, other, goal) for other in plain]
             continue
@@ -215,20 +220,21 @@ def _places(of: Mapping[str, Sequence[SurveyRow]], ladders: Sequence[Ladder]) ->
     goal = goal_of(of)
     assert goal is not None
     higher = plain[0].better == "higher"
-    dense = quality_of([row.final for row in plain], higher=higher)
     sent = {name: _sent(runs) for name, runs in of.items()}
+    qualities = {name: quality_of([row.final for row in runs], higher=higher) for name, runs in of.items()}
+    losses = {name: loss_of(quality, qualities[GOAL]) for name, quality in qualities.items()}
     places: dict[str, Place] = {}
     best = math.inf
-    for name in sorted(of, key=lambda name: (sent[name], name)):
-        runs = of[name]
-        quality = quality_of([row.final for row in runs], higher=higher)
-        loss = loss_of(quality, dense)
+    for name in sorted(
+        of, key=lambda name: (sent[name], losses[name], name)
+    ):  # of equal bytes the best may have the star
+        runs, loss = of[name], losses[name]
         steps = (
             Multiple("reached", 1.0, 1.0, 1.0, 1.0, len(runs), len(runs))
             if name == GOAL
             else multiple_of(runs, plain, goal, ladders)
         )
-        places[name] = Place(quality, loss, steps, sent[name], sent[name] / sent[GOAL], loss < best)
+        places[name] = Place(qualities[name], loss, steps, sent[name], sent[name] / sent[GOAL], loss < best)
         best = min(best, loss)
     return places
 

@@ -21,10 +21,12 @@ def steps_to(row: SurveyRow, goal: float) -> float:
 
 
 def goal_of(of: Mapping[str, Sequence[SurveyRow]]) -> float | None:
-    """bf16's median, less what does not count as learning less; None: no bf16."""
+    """bf16's median, less what does not count as learning less; None: no bf16, or its quality is zero or no number, of
+    which nothing is a share.
+    """
     if GOAL not in of:
         return None
     plain = quality_of([row.final for row in of[GOAL]], higher=of[GOAL][0].better == "higher")
-    if not math.isfinite(plain.median):
+    if not math.isfinite(plain.median) or plain.median == 0:
         return None
     return plain.median - (1 if plain.higher else -1) * LOSS * abs(plain.median)

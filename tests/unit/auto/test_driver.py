@@ -432,6 +432,8 @@ def test_the_goal_decides_whether_steps_or_time_to_quality_counts(
     assert Explanation.load(tmp_path / "auto.json") == explained
     older = {key: value for key, value in explained.as_dict().items() if key not in ("goal", "steps", "extrapolated")}
     assert Explanation.read(older).candidates == explained.candidates
+    nulls = {**older, "goal": None, "steps": None, "extrapolated": None}
+    assert str(Explanation.read(nulls)) == str(Explanation.read(older))
 
 
 @pytest.mark.usefixtures("measured")

@@ -116,6 +116,15 @@ def test_a_library_is_of_the_sources_that_lie_here(sources: Path) -> None:
     assert native.is_older(OldLibrary(None), sources), "a library from before it had a digest"  # type: ignore[arg-type]
 
 
+def test_sources_that_may_not_be_read_are_as_none(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert native.digest(sources) is not None
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert native.digest(sources) is None
+
+
 @needs_native
 @pytest.mark.parametrize("change", ["a line", "a file more", "a file less", "another name"])
 def test_a_library_of_other_sources_is_left_alone_and_told(

@@ -115,6 +115,39 @@ def test_where_bf16_was_trained_for_other_lengths_a_run_that_ends_short_is_match
     assert beyond.how == "not reached", "below the shortest run nobody knows"
 
 
+def test_who_came_there_and_diverged_has_not_reached_it() -> None:
+    whole = [run("topk", falls(2.0, 5), seed, 10) for seed in (0, 1)]
+    lost = run("topk", [*falls(2.0, 5)[:8], None], 2, 10, steps=1000)
+    steps = multiple_of([*whole, lost], BF16, 2.04)
+    assert (steps.how, steps.reached, steps.high) == ("not reached", 2, None)
+
+
+@pytest.mark.parametrize("end", [2.0, 0.0])
+@pytest.mark.parametrize("sent", [400, 0])
+def test_where_bf16_is_nothing_to_divide_by_there_is_no_frontier(end: float, sent: int) -> None:
+    rows = [run("bf16", falls(end, 5), 0, sent), run("topk", falls(end + 1, 5), 0, sent)]
+    assert bool(find_frontier(rows)) == (end > 0 and sent > 0)
+
+
+@pytest.mark.parametrize("goal", [0.98, -1.02])
+def test_where_higher_is_better_and_below_zero_it_is_counted_alike(goal: float) -> None:
+    more = {"better": "higher"}
+    end, start = (1.0, 0.0) if goal > 0 else (-1.0, -2.0)
+    plain = [run("bf16", [start] * 5 + [end] * 6, seed, 400, **more) for seed in range(3)]
+    late = [run("topk", [start] * 10 + [end], seed, 10, **more) for seed in range(3)]
+    of = find_frontier([*plain, *late])["long", "digits_small", 1000]["topk"]
+    assert (of.steps, of.loss) == (multiple_of(late, plain, goal), 0)
+    assert (of.steps.median, of.steps.low, of.steps.high) == (2.0, 900 / 500, 1000 / 400)
+
+
+def test_where_bf16_was_there_at_its_first_evaluation_there_is_no_upper_end() -> None:
+    soon = [run("bf16", falls(2.0, 1), seed, 400) for seed in range(3)]
+    assert multiple_of([run("topk", falls(2.0, 2), seed) for seed in range(3)], soon, 2.04).high == math.inf
+    there = [run("topk", falls(2.0, 0), seed) for seed in range(3)]
+    steps = multiple_of(there, BF16, 2.04)
+    assert (steps.how, steps.median, steps.low, steps.high) == ("reached", 1 / 500, 0, 1 / 400), "at step 0"
+
+
 def test_a_rung_is_found_between_two() -> None:
     assert climb([(100, 0.5), (1000, 0.7)], 0.5, higher=True) == pytest.approx(100)
     assert climb([(100, 0.5), (1000, 0.7)], 0.6, higher=True) == pytest.approx(10**2.5)
@@ -130,6 +163,11 @@ def screened(**more: tuple[float, int]) -> dict[str, frontier.Place]:
 def test_the_frontier_has_what_nothing_cheaper_ends_better_than() -> None:
     of = screened(topk=(2.2, 10), onebit=(2.3, 20), drive=(2.1, 30))
     assert {name for name, place in of.items() if place.on_frontier} == {"topk", "drive", "bf16"}
+
+
+def test_of_equal_bytes_only_the_best_is_on_the_frontier() -> None:
+    of = screened(acpsgd=(2.3, 10), powersgd=(2.2, 10))
+    assert [name for name, place in of.items() if place.on_frontier] == ["powersgd", "bf16"]
 
 
 def test_hopeless_is_what_is_beaten_on_both_axes_by_a_margin() -> None:
@@ -179,7 +217,12 @@ def test_the_command_prints_it_and_what_is_hopeless(tmp_path: Path) -> None:
     document = json.loads(call("frontier", archive, "--json").stdout)
     assert [of["method"] for of in document[0]["hopeless"]] == ["onebit"]
     assert document[0]["methods"]["drive"]["steps"]["how"] == "not reached"
-    assert_one_line(call("frontier", archive, "--protocol", "wide"), "the protocols here: screen")
+    assert_one_line(call("frontier", archive, "--protocol", "wide"), "under protocol 'wide', on embedded data")
+    write_archive(archive, [real("drive", 2.1, 40)])
+    assert_one_line(
+        call("frontier", archive),
+        "no runs of bf16 to compare with, on embedded data and the processor; the protocols here",
+    )
 
 
 def test_an_archive_that_is_cut_or_of_another_version_is_refused(

@@ -1,4 +1,4 @@
-"""Rotations as Triton kernels, and codes of rotated numbers. The rotation itself is in ``rotation.turns``."""
+"""Rotations as Triton kernels, and codes of rotated numbers. The rotation itself is in ``transforms``."""
 
 from __future__ import annotations
 
