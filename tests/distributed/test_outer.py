@@ -274,15 +274,17 @@ def sharded_wrongly(rank: int, world: int) -> str:
     return str(caught.value)
 
 
-def shard_fails(rank: int, world: int, delay: int) -> tuple[str, bool, bool]:
-    """The exchange of rank 1's shard fails on one worker; its peer has the other shard, and would wait for it."""
+def shard_fails(rank: int, world: int, delay: int, where: str) -> tuple[str, bool, bool]:
+    """The exchange of rank 1's shard fails on one worker, or before it begins; its peer has the other shard, and would wait
+    for it.
+    """
     net = island(1)
     inner = sgd(net)
     loop = begin(net, inner, "none", preset="diloco:every=3", delay=delay)
     steps(net, inner, rank, range(3))
     held = theta(loop)
     if rank == 1:
-        loop._exchange = fails
+        setattr(*{"exchange": (loop, "_exchange"), "launch": (loop._state, "delta")}[where], fails)
     start = time.monotonic()
     try:
         steps(net, inner, rank, range(3, 6))
@@ -294,15 +296,15 @@ def shard_fails(rank: int, world: int, delay: int) -> tuple[str, bool, bool]:
     return "went on", False, True
 
 
-def fails(deltas: Any) -> Any:
+def fails(*_: Any) -> Any:
     raise InputError("a defect of one shard")
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-def test_an_exchange_that_fails_on_one_shard_is_told_to_the_whole_worker_at_once(delay: int) -> None:
+@pytest.mark.parametrize(("delay", "where"), [(0, "exchange"), (1, "exchange"), (0, "launch"), (1, "launch")])
+def test_an_exchange_that_fails_on_one_shard_is_told_to_the_whole_worker_at_once(delay: int, where: str) -> None:
     pool = Pool(4)
     try:
-        told = pool.run(shard_fails, delay)
+        told = pool.run(shard_fails, delay, where)
     finally:
         pool.close()
     for text, unmoved, soon in told[:2]:

@@ -239,9 +239,21 @@ class OuterLoop(Resuming):
 
     @torch.no_grad()
     def _launch(self, names: tuple[str, ...], fragment: int | None) -> None:
-        """Starts the exchange of these pseudo-gradients."""
-        with self._session.telling():
-            find_trained(self._model, self._optimizer, known=self._parameters)
+        """Starts the exchange of these pseudo-gradients. An error on a rank that has a shard alone comes where the exchange is
+        landed: there the worker's other ranks wait for this one.
+        """
+        flight = Flight(names, fragment, self.stats.nonfinite)
+        try:
+            with self._session.telling():
+                self._begin_flight(flight)
+        except Exception as error:
+            if self._island is None:
+                raise
+            flight.error = error
+        self._flight = flight
+
+    def _begin_flight(self, flight: Flight) -> None:
+        find_trained(self._model, self._optimizer, known=self._parameters)
         if self.chooses and self._taken != self.settings.every:
             self._irregular()
         self._session.replicas.note_parameters(self._state.tensors())
@@ -249,9 +261,8 @@ class OuterLoop(Resuming):
             torch.empty_like if self.chooses else self._session.scratch_like
         )  # several exchanges: scratch would not last
         parts, like = self._parts, self._session.like
-        deltas = {name: self._state.delta(name, parts[name], make(like[name])) for name in names}
-        self._flight = Flight(names, fragment, self.stats.nonfinite)
-        self._lane.submit(functools.partial(self._flight.run, functools.partial(self._exchange, deltas)))
+        deltas = {name: self._state.delta(name, parts[name], make(like[name])) for name in flight.names}
+        self._lane.submit(functools.partial(flight.run, functools.partial(self._exchange, deltas)))
 
     def _exchange(self, deltas: dict[str, Tensor]) -> Mapping[str, Tensor]:
         """The means of pseudo-gradients: all at once, or as ``auto`` says."""
@@ -273,9 +284,9 @@ class OuterLoop(Resuming):
         self.drain()
         self._flight = None
         self._agree(flight.error)  # before theta moves
-        dropped = [name for name in flight.names if not self._state.step(name, flight.means[name])]
-        problem = None
+        dropped, problem = list[str](), None
         try:
+            dropped = [name for name in flight.names if not self._state.step(name, flight.means[name])]
             self._session.repair(self._state.tensors)
         except Exception as error:
             problem = error

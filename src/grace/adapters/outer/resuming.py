@@ -187,5 +187,5 @@ class Resuming(Choosing):
     def _check_open(self) -> None:
         if not self._open:
             raise GraceError("this handle is detached; begin another outer loop")
-        if self.error is not None:
-            raise self.error
+        if self.error is not None and (self._island is None or self._flight is None):
+            raise self.error  # otherwise where the flight lands: there the worker's other ranks wait for this one
