@@ -61,7 +61,7 @@ class PendingFlags:
 
     @property
     def ended(self) -> int:
-        """How many steps have ended whose flags have not been read."""
+        """The number of steps that have ended and whose flags have not been read."""
         return len(self._sent)
 
     def send(self) -> None:

@@ -113,7 +113,7 @@ def test_updates_are_orthonormal() -> None:
 
 
 def unit_length(p: Tensor) -> Tensor:
-    """Of unit length, but not orthogonal."""
+    """A factor of unit length that is not orthogonal."""
     return unit_rows(p) * p.shape[1] ** 0.5
 
 

@@ -473,7 +473,7 @@ def test_installed_packages_are_read_again_only_where_one_has_come(tmp_path: Pat
 
 
 def test_names_are_known_where_the_current_folder_is_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of a job whose folder was removed, with "" on its path, as under ``python -c``."""
+    """Names of a job whose folder was removed, with "" on its path, as under ``python -c``."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.syspath_prepend("")
