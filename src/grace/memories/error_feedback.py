@@ -179,7 +179,9 @@ class ErrorFeedback(Memory[S]):
                 lent.give_back(rest)
             return (yield from Method.exchange_all(self, xs, states, peers))
         outs = yield from self.method.exchange_all(xs if adds else rests, [state[1] for state in states], lending)
-        if turns is not None and all(o.finite is True and o.rest is r for o, r in zip(outs, rests, strict=True)):
+        if turns is not None and all(
+            o.finite is True and o.rest is r and o.state is None for o, r in zip(outs, rests, strict=True)
+        ):
             for out, after in zip(outs, turns.successors, strict=True):
                 out.rest, out.state = None, after  # they are ours
             return outs
