@@ -119,8 +119,8 @@ class HostDebts:
             torch._foreach_add_([average for _, average in owing], debts)
 
     def commit(self, finite: Sequence[bool], xs: Sequence[Tensor], debts: Sequence[Tensor], peer: Peer) -> list[Any]:
-        """The states after a step that left these ``debts``, ``[c]`` each, of xs of any shapes, of which this rank is to average
-        its chunk: those of tensors that were ``finite``.
+        """The states after a step that left these ``debts``, ``[c]`` each, of this rank's chunks of xs of any shapes: those of
+        tensors that were ``finite``.
         """
         if self._lr == 0:  # nothing was applied
             return list(self._held)
