@@ -89,7 +89,7 @@ def prepare_rows(
     rows: Sequence[Tensor],
     peers: Peers,
 ) -> RowBucket | None:
-    """The bucket of these tensors, if kernels for many tensors can take it; None: they go otherwise."""
+    """The bucket of these rows, ``[W, c]`` each, if kernels for many tensors can take it; None: they go otherwise."""
     like, workspace, device = peers.like, peers.like.lent.workspace, rows[0].device
     if workspace is None or not (compressor.handles_many and can_go_together(rows, peers)):
         return None
