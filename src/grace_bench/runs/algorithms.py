@@ -63,7 +63,7 @@ class Algorithm(ABC):
 
     @property
     def recipe(self) -> str:
-        """What it is made of, with its knobs: of two texts with the same recipe the runs are the same."""
+        """Parts and knobs of it: two texts with the same recipe have the same runs."""
         return self.text
 
 
