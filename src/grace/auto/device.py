@@ -55,8 +55,8 @@ NOT_RUN = (
 
 @dataclass(frozen=True, slots=True)
 class GPUFacts:
-    """Facts about a worker's GPU. place: of the device, as no other has it. name: of its kind. problem: why it has no Triton kernels;
-    empty: it has. free: bytes of its memory.
+    """Facts about a worker's GPU. place: of the device, as no other has it. name: of its kind. problem: the reason why it has
+    no Triton kernels; empty: it has. free: bytes of its memory.
     """
 
     place: str
