@@ -49,7 +49,7 @@ class Replica:
         self.model.train()
 
     def backward(self) -> None:
-        """This worker's gradients of its next batch."""
+        """Computes the gradients of this worker's next batch."""
         self.optimizer.zero_grad()
         torch.autograd.backward(self.task.loss(self.model, next(self.batches)))
 
@@ -149,7 +149,12 @@ def run(name: str, text: str, steps: int, workers: int, seed: int, marks: int = 
     """The row of a run: a curve of the headline at so many marks, and what was sent.
 
     Args:
-        name: of the task. text: of a loop, or ``sync``. steps, workers, seed: of the run. marks: evaluations.
+        name: of the task.
+        text: of a loop, or ``sync``.
+        steps: of the run.
+        workers: that train.
+        seed: of models, data and codecs.
+        marks: evaluations.
     """
     task = find_task(name)
     task.workers = workers
@@ -187,7 +192,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         task, steps, method = key
         final, rival = statistics.median(finals[key]), finals.get((task, steps, SYNC))
         sign = 1 if like[key]["better"] == "lower" else -1
-        behind = "" if rival is None or method == SYNC else f"{sign * 100 * (final / statistics.median(rival) - 1):.1f} %"
+        behind = (
+            "" if rival is None or method == SYNC else f"{sign * 100 * (final / statistics.median(rival) - 1):.1f} %"
+        )
         fewer = f"{like[key]['fewer bytes']:.3g}"
         lines.append([task, f"{steps:,}", f"`{method}`", f"{final:.3f}", behind, fewer, str(len(finals[key]))])
     header = ["task", "steps", "method", rows[0]["metric"].replace("_", " "), "behind", "fewer bytes", "seeds"]
@@ -217,7 +224,9 @@ def main() -> None:
     parser.add_argument("--steps", default="1000", help="with commas between")
     parser.add_argument("--seeds", default="0", help="with commas between")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--json", type=Path, help="a file of one line for each run, which grows; what is in it is not run")
+    parser.add_argument(
+        "--json", type=Path, help="a file of one line for each run, which grows; what is in it is not run"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
