@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic
+from grace.collectives import AllReduce, Exchange, Parts, Traffic
 from grace.contract.conversation import Conversation
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call
@@ -141,6 +141,15 @@ class Method(Conversation[S]):
         out = yield from self.exchange(rows, state, peer)
         return replace(out, mean=out.mean[peer.rank])
 
+    def scatter_all(
+        self, rows: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[S]]]:
+        """A step of a reduce-scatter of several tensors, at least one: with the bits of :meth:`scatter`, which by default run
+        together. An override holds to what :meth:`exchange_all` says, where the method :attr:`has_scatter`.
+        """
+        runs = [self.scatter(x, state, peer) for x, state, peer in zip(rows, states, peers, strict=True)]
+        return (yield from together(runs, workspace=peers[0].lent.workspace))
+
     @abc.abstractmethod
     def facts(self, like: Tensor) -> Facts:
         """Claims of the method for tensors of this shape (``like`` may be on the meta device)."""
@@ -181,8 +190,8 @@ class Method(Conversation[S]):
         return None
 
 
-def check_rows(rows: Tensor, peer: Peer) -> None:
-    """Checks what is to be scattered: ``[W, c]`` float32.
+def check_rows(rows: Tensor, peer: Peer, name: str | None = None) -> None:
+    """Checks what is to be scattered: ``[W, c]`` float32; ``name``: the tensor's, by default the peer's.
 
     Raises:
         InputError: it is something else.
@@ -190,7 +199,7 @@ def check_rows(rows: Tensor, peer: Peer) -> None:
     if rows.ndim != 2 or rows.shape[0] != peer.world or rows.dtype != torch.float32:
         given = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
         raise InputError(
-            f"{peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
+            f"{name or peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
         )
 
 
@@ -203,6 +212,16 @@ def hold_everywhere(holds: Flag, beside: Tensor) -> Exchange[Flag]:
     """
     broken = torch.logical_not(torch.as_tensor(holds, device=beside.device, dtype=torch.bool)).to(torch.uint8)
     return flag((yield AllReduce(broken.view(1), "max"))[0] == 0)
+
+
+def hold_everywhere_all(holds: Tensor) -> Exchange[Tensor]:
+    """As :func:`hold_everywhere` of T tensors at once, on an accelerator: ``[T]`` bool of ``[T]``, the same bytes."""
+    each, count = 4, len(holds)  # bytes, where several are put side by side
+    broken = holds.logical_not().to(torch.int32).view(torch.uint8)
+    if count == 1:
+        each, broken = 1, broken[:1]
+    answer = yield AllReduce(broken, "max", parts=Parts(tuple(range(count)), (each,) * count))
+    return answer[::each] == 0
 
 
 def refuse_unpromised(given: object) -> None:

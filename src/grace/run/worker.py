@@ -126,7 +126,7 @@ class Worker:
             Scattering(method, x, state, self.peer(name), checks or name in self._owed)
             for method, x, state, name in self._begin(rows)
         ]
-        return (yield from self._finish(rows, scatter_all(ready, self._layouts, self.workspace)))
+        return (yield from self._finish(rows, scatter_all(ready, self._layouts, self.workspace, plans=self.plans)))
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, str]]:
         """Each tensor, with what is owed to it, its method, that one's state, and its name."""
