@@ -79,12 +79,17 @@ class Loop:
         self._exchange = Simulator(method, task.workers, seed=seed)
         self._means: dict[str, Tensor] = {}
         self._warm = task.steps if self.text == SYNC else self.settings.warmup_steps
-        self._number = sum(p.numel() for p in first.values())
+        self._warmed, self._number = 0, sum(p.numel() for p in first.values())
 
     @property
     def sent(self) -> int:
-        """Bytes that a worker has sent, those of a warm-up not."""
-        return self._exchange.traffic[0].sent
+        """Bytes that a worker has sent: in a warm-up those of an all-reduce in fp32."""
+        return self._exchange.traffic[0].sent + round(self._warmed * self.all_reduce)
+
+    @property
+    def all_reduce(self) -> float:
+        """Bytes that a worker sends to all-reduce the model in fp32."""
+        return 8 * self._number * (self.task.workers - 1) / self.task.workers
 
     def step(self, step: int) -> None:
         """Takes a step on each replica, and exchanges what is due."""
@@ -95,6 +100,7 @@ class Loop:
         for replica in self.replicas:
             replica.apply(step)
         if step < self._warm:
+            self._warmed += 1
             self._state.begin(self.replicas[0].parameters)
         else:
             self._follow_schedule((step - self._warm) % self.settings.every + 1)
@@ -168,18 +174,12 @@ def run(name: str, text: str, steps: int, workers: int, seed: int, marks: int = 
         loop.step(step)
         if step + 1 in at:
             curve.append((step + 1, loop.measure()[task.metric]))
-    sent = loop.sent if text.partition("@")[0] != SYNC else _all_reduce(loop, workers) * steps
     return {
         "task": name, "method": text, "steps": steps, "workers": workers, "seed": seed, "metric": task.metric,
-        "better": task.better, "final": curve[-1][1], "curve": curve, "sent per step": sent / steps,
-        "fewer bytes": _all_reduce(loop, workers) * steps / max(1, sent),
+        "better": task.better, "final": curve[-1][1], "curve": curve, "sent per step": loop.sent / steps,
+        "fewer bytes": loop.all_reduce * steps / max(1, loop.sent),
         "cpu seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
-
-
-def _all_reduce(loop: Loop, workers: int) -> float:
-    """Bytes that a worker sends to all-reduce the model in fp32."""
-    return 8 * loop._number * (workers - 1) / workers
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -105,6 +105,13 @@ def test_a_window_of_one_step_of_sgd_is_synchronous_training() -> None:
     assert not torch.allclose(apart["0.weight"], synchronous["0.weight"], rtol=1e-5, atol=1e-7)
 
 
+def test_bytes_are_those_of_the_warm_up_and_of_the_windows() -> None:
+    loop = Loop(Small(), "post_local_sgd:every=4,warmup_steps=4", 0)
+    for step in range(STEPS):
+        loop.step(step)
+    assert loop.sent == pytest.approx((4 + 2) * loop.all_reduce, rel=0.01)
+
+
 def test_the_table_says_how_far_behind_each_loop_is() -> None:
     row = {"task": "t", "steps": 1000, "metric": "bits_per_byte", "better": "lower", "fewer bytes": 8.0}
     runs = [("sync", 2.0), ("diloco:every=8@2", 2.1), ("sync", 2.0), ("diloco:every=8@2", 2.1), ("sync", 4.0)]

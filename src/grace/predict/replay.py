@@ -45,13 +45,13 @@ _MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, with
 
 
 class Exchanging(Protocol):
-    """Whoever exchanges as a :class:`grace.run.worker.Worker` does: each outcome has a ``mean``."""
+    """The part of a :class:`grace.run.worker.Worker` that a replay needs: each outcome has a ``mean``."""
 
     world: int
     workspace: Workspace
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[Mapping[str, Any]]:
-        """Exchanges tensors, by name, all or some."""
+        """Exchanges tensors of any shapes, by name, all or some."""
 
     def advance(self) -> None:
         """The step has ended."""

@@ -129,8 +129,8 @@ def cost_of(name: str, make: Callable[[Policy | str], Cost], replayer: Replayer)
 
 
 def _of_optimizer(text: str) -> tuple[Policy, int]:
-    """How an optimizer exchanges once its start at full size is over, and in which share of its steps: one in so many, as they
-    are when its windows have grown.
+    """The policy of an optimizer once its start at full size is over, and its steps from one exchange to the next once its
+    windows have grown.
     """
     make, given = optim.parse(text), {}
     if "freeze_step" in inspect.signature(make.func).parameters:
