@@ -210,6 +210,11 @@ class Session(Switching, Keeping):
                 self.check(name, x)
             return self.exchange_groups(whole_groups(tensors, self.group_of), tensors, into or {}, scale=scale, lr=lr)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of what is exchanged, on which messages about it are sent as well."""
+        return torch.device("cpu") if self._device is None else self._device
+
     def check(self, name: str, x: Tensor, *, narrow: bool = False) -> None:
         """Refuses a tensor that is not like the one that was agreed on; ``narrow``: in 16 bits it may be, too.
 
