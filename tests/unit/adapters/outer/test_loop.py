@@ -15,7 +15,15 @@ from grace.adapters.outer import loop as loop_module
 from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.outer.state import OuterState
-from grace.errors import CompositionError, ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError
+from grace.errors import (
+    CompositionError,
+    ConfigurationError,
+    FingerprintMismatch,
+    GraceError,
+    InputError,
+    StateError,
+    TransportError,
+)
 from grace.run.options import Options
 from tests.unit.adapters.outer.training import Rank, flat, make_inner, make_model, on_ranks, train
 from tests.unit.networks import in_threads
@@ -382,7 +390,7 @@ def test_a_failed_exchange_is_raised_where_it_is_due_and_ends_the_loop(monkeypat
             monkeypatch.setattr(
                 worker.loop, "_exchange", lambda deltas: worker.loop._session.exchange({"strange": deltas})
             )
-        expected = InputError if rank == 1 else threading.BrokenBarrierError
+        expected = InputError if rank == 1 else TransportError
         with pytest.raises(expected) as caught:
             worker.train(4, 8)
         assert torch.equal(worker.theta, held)
