@@ -13,6 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from grace.communicators import base
 from grace.communicators.many import agree
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
@@ -31,16 +32,54 @@ GATE = ("efsignsgd:block=32", "qsgd:bits=4,bucket=32,memory=residual", "signsgd"
 NIGHT = tuple(spec for spec in (*SCATTERED, *MORE) if spec not in GATE)
 
 
-def outcome(spec: str, together: bool, steps: int = 3) -> Any:
+class PartsOfRows(RowRun):
+    """Rows that are parts of those of one matrix, as torch leaves a group's gradients."""
+
+    def _give(self, rank: int, step: int) -> dict[str, Tensor]:
+        given = super()._give(rank, step)
+        parts = torch.cat([torch.zeros(2, 1, dtype=self.dtype), *given.values()], dim=1)[:, 1:]
+        return dict(zip(given, parts.split([x.shape[1] for x in given.values()], dim=1), strict=True))
+
+
+def outcome(
+    spec: str, together: bool, steps: int = 3, kind: type[RowRun] = RowRun, dtype: torch.dtype = torch.float32
+) -> Any:
     """Bytes, means and states of some steps; the third is not finite."""
     with backends.using("triton"), cpu_as_accelerator():
-        run = RowRun(Policy([("*", spec)]), 2, ROWS, lambda _: together)
+        run = kind(Policy([("*", spec)]), 2, ROWS, lambda _: together, dtype)
         return [run.step() for _ in range(steps)], run.seen
 
 
 @pytest.mark.parametrize("spec", [*GATE, *(pytest.param(spec, marks=night) for spec in NIGHT)])
 def test_rows_have_the_bytes_of_single_tensors(spec: str) -> None:
     assert outcome(spec, True) == outcome(spec, False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [
+        (GATE[0], torch.bfloat16),
+        ("natural", torch.float32),
+        pytest.param(GATE[1], torch.float32, marks=night),
+        pytest.param("topk:ratio=0.2,memory=none", torch.bfloat16, marks=night),
+        pytest.param("drive:block=16", torch.bfloat16, marks=night),
+        pytest.param("onebit", torch.float32, marks=night),
+    ],
+)
+def test_parts_of_rows_are_read_where_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = outcome(spec, False, kind=PartsOfRows, dtype=dtype)
+    prepare, seen = base.prepare_rows, set[bool]()
+
+    def look(*args: Any) -> Any:
+        bucket, rows = prepare(*args), args[2]
+        read = bucket.tables.rows
+        own = [x[row].data_ptr() - row * x.shape[1] * x.element_size() for x in rows for row in range(2)]
+        seen.add(not rows[0].is_contiguous() and read.table[:, 0].tolist() == own)
+        return bucket
+
+    monkeypatch.setattr(base, "prepare_rows", look)
+    assert outcome(spec, True, kind=PartsOfRows, dtype=dtype) == right
+    assert seen == {True}
 
 
 def large(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:

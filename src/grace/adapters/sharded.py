@@ -49,6 +49,7 @@ from grace.auto.site import Site
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.flags.capturing import capturing
+from grace.flags.finite import on_host
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
@@ -252,9 +253,10 @@ class ShardedHandle(Choosing, Handle):
             if is_plain(session, group) and session.worker.owes_nothing(held):
                 sums.copy_(session.run(sum_rows(rows), counted=True).view(-1))
                 return
-            tensors = {
-                name: parts[name].to(torch.float32, memory_format=torch.contiguous_format, copy=True) for name in held
-            }
+            tensors = {name: parts[name] for name in held}  # on an accelerator where torch left them
+            if on_host(flat.device) or session.world == 1:  # then torch goes on with the rows
+                layout = torch.contiguous_format
+                tensors = {n: x.to(torch.float32, memory_format=layout, copy=True) for n, x in tensors.items()}
             means = session.scatter(tensors, lr=lr)
             places = dict(zip(names, torch.split(sums, widths), strict=True))
             _fill({name: places[name] for name in means}, means, session.world)

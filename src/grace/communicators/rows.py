@@ -19,7 +19,7 @@ from grace.collectives import AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
 from grace.communicators.many import agree
 from grace.contract.compressor import Compressor
-from grace.contract.method import Exchanged, check_rows, hold_everywhere_all
+from grace.contract.method import Exchanged, hold_everywhere_all
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
@@ -89,12 +89,12 @@ def prepare_rows(
     rows: Sequence[Tensor],
     peers: Peers,
 ) -> RowBucket | None:
-    """The bucket of these rows, ``[W, c]`` each, if kernels for many tensors can take it; None: they go otherwise."""
+    """The bucket of these rows, ``[W, c]`` each, if kernels for many tensors can take it; None: they go otherwise. They may be
+    parts of the rows of one matrix, and narrower than float32: then they are read where they are.
+    """
     like, workspace, device = peers.like, peers.like.lent.workspace, rows[0].device
-    if workspace is None or not (compressor.handles_many and can_go_together(rows, peers)):
+    if workspace is None or not (compressor.handles_many and can_go_together(rows, peers, rows=like.world)):
         return None
-    for x, name in zip(rows, peers.names, strict=True):
-        check_rows(x, like, name)
     sizes = tuple([x.shape[1] for x in rows])
     key = (RowTables, compressor, device, sizes, peers.names, like.rank, like.world, like.seed)
     tables: RowTables | None = workspace.kept.get(key)
@@ -104,9 +104,13 @@ def prepare_rows(
             return None
         streams = [stream(compressor, peer, 0) for peer in peers]
         tables = RowTables([width or 0 for width in widths], sizes, streams, streams, device, like.world)
-    there = tables.rows.point(rows, peers.memories, peers.rests)
+    stride = 0 if all(x.is_contiguous() for x in rows) else rows[0].stride(0)
+    there = tables.rows.point(rows, peers.memories, peers.rests, stride=stride)
     if compressor.takes_work:
-        there = there and tables.rows.lend(peers.rests or rows)
+        work: Sequence[Tensor] = peers.rests or rows
+        if work is rows and (stride or rows[0].dtype is not torch.float32):
+            work = take_rooms(workspace, [x.numel() for x in rows], device)
+        there = there and tables.rows.lend(work)
     if not there or not tables.averages.point(take_rooms(workspace, sizes, device)):
         return None
     workspace.kept[key] = tables

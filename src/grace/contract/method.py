@@ -28,6 +28,7 @@ from grace.errors import CompositionError, InputError
 from grace.flags.finite import Flag, flag
 
 S = TypeVar("S")
+NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)  # one for each tensor and step: a frozen one takes four times as long to make
@@ -145,9 +146,11 @@ class Method(Conversation[S]):
         self, rows: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[S]]]:
         """A step of a reduce-scatter of several tensors, at least one: with the bits of :meth:`scatter`, which by default run
-        together. An override holds to what :meth:`exchange_all` says, where the method :attr:`has_scatter`.
+        together. An override holds to what :meth:`exchange_all` says, where the method :attr:`has_scatter`. Rows may also be
+        bfloat16 or float16, and the parts of the rows of one matrix: unless they are read where they are, it is copies that
+        are scattered.
         """
-        runs = [self.scatter(x, state, peer) for x, state, peer in zip(rows, states, peers, strict=True)]
+        runs = [self.scatter(plain_rows(x), state, peer) for x, state, peer in zip(rows, states, peers, strict=True)]
         return (yield from together(runs, workspace=peers[0].lent.workspace))
 
     @abc.abstractmethod
@@ -190,16 +193,22 @@ class Method(Conversation[S]):
         return None
 
 
-def check_rows(rows: Tensor, peer: Peer, name: str | None = None) -> None:
-    """Checks what is to be scattered: ``[W, c]`` float32; ``name``: the tensor's, by default the peer's.
+def plain_rows(rows: Tensor) -> Tensor:
+    """Rows ``[W, c]`` as they are scattered: contiguous, and float32 instead of a narrower type; a copy unless they are so."""
+    return (rows.float() if rows.dtype in NARROW else rows).contiguous()
+
+
+def check_rows(rows: Tensor, peer: Peer, *, narrow: bool = False) -> None:
+    """Checks what is to be scattered: ``[W, c]`` float32; ``narrow``: or of 16 bits.
 
     Raises:
         InputError: it is something else.
     """
-    if rows.ndim != 2 or rows.shape[0] != peer.world or rows.dtype != torch.float32:
+    legal = (torch.float32, *NARROW) if narrow else (torch.float32,)
+    if rows.ndim != 2 or rows.shape[0] != peer.world or rows.dtype not in legal:
         given = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
         raise InputError(
-            f"{name or peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
+            f"{peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
         )
 
 

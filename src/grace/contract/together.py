@@ -237,16 +237,21 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
     return torch.cat(parts, dim=-1, out=out)
 
 
-def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
+def can_go_together(xs: Sequence[Tensor], peers: Peers, *, rows: int = 0) -> bool:
     """True if kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
-    either with memories and places for the rests, or with no rests wanted.
+    either with memories and places for the rests, or with no rests wanted. With ``rows``, xs have so many of them, and those
+    of all may be as far apart.
     """
     device, dtype = xs[0].device, xs[0].dtype
     if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
         return False
     if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
         return False
-    return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
+    if not all(x.dtype is dtype and x.numel() > 0 and (not rows or (x.ndim == 2 and len(x) == rows)) for x in xs):
+        return False
+    if all(x.is_contiguous() for x in xs):
+        return True
+    return rows > 0 and all(x.stride() == (xs[0].stride(0), 1) for x in xs)
 
 
 def mean_in_place(xs: Sequence[Tensor], workspace: Workspace) -> Exchange[list[Tensor]]:

@@ -188,7 +188,8 @@ class ErrorFeedback(Memory[S]):
     ) -> Exchange[list[Exchanged[Any]]]:
         """The memories of all rows are added as in :meth:`scatter`, by a method inside that adds them."""
         whose, exact = Peers.of(peers), type(self) is ErrorFeedback  # a subclass may exchange otherwise
-        if not (exact and self._adds_as_is and self.method.adds_memory and _are_plain(rows, whose)):
+        known = whose.like.lent.applied_as in (None, torch.float32) and all(x.dtype in READ for x in rows)
+        if not (exact and known and self._adds_as_is and self.method.adds_memory):
             return (yield from Method.scatter_all(self, rows, states, peers))
         lent, workspace = whose.like.lent, whose.like.lent.workspace
         turns = find(whose.names, rows, states, workspace)

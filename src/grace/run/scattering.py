@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllToAll, Exchange, ReduceScatter, Traffic, cost
-from grace.contract.method import Exchanged, Method, check_rows
+from grace.contract.method import Exchanged, Method, check_rows, plain_rows
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
@@ -19,7 +19,8 @@ from grace.run.groups import NONE
 
 
 class Scattering(NamedTuple):
-    """A tensor as rows ``[W, c]`` float32, with its method, that one's state, and who this worker is in its exchange.
+    """A tensor as rows ``[W, c]``, see :meth:`grace.Method.scatter_all`, with its method, its state, and who this worker
+    is in its exchange.
 
     checked: whether ranks are to agree on whether it is finite. What is not compressed needs no agreement otherwise, as over
     an all-reduce: see :class:`grace.contract.method.Exchanged`.
@@ -89,7 +90,7 @@ def traffic_of(tensor: Scattering) -> Traffic | None:
 def _scatter(batch: Sequence[Scattering]) -> Exchange[list[Exchanged[Any]]]:
     method, rows, state, peer, _ = batch[0]
     if len(batch) == 1 and on_host(rows.device):
-        return [(yield from method.scatter(rows, state, peer))]
+        return [(yield from method.scatter(plain_rows(rows), state, peer))]
     peers = Peers(peer, [tensor.peer.name for tensor in batch])
     return (yield from method.scatter_all([t.rows for t in batch], [t.state for t in batch], peers))
 
@@ -97,9 +98,9 @@ def _scatter(batch: Sequence[Scattering]) -> Exchange[list[Exchanged[Any]]]:
 def _sum(tensors: Sequence[Tensor], peer: Peer) -> Exchange[list[Tensor]]:
     """Averages each of these ``[W, c]`` to the mean ``[c]`` of this rank's row, added up in the order of the ranks."""
     for rows in tensors:
-        check_rows(rows, peer)
+        check_rows(rows, peer, narrow=True)
     widths = [rows.shape[1] for rows in tensors]
-    given = torch.cat(list(tensors), dim=1)
+    given = plain_rows(torch.cat(list(tensors), dim=1))
     mean = given.new_zeros(given.shape[1])
     if mean.numel():
         theirs = yield AllToAll(given.view(torch.uint8))

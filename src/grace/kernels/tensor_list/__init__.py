@@ -120,23 +120,33 @@ class TensorList:
         return marks if marks.shape[0] == tensors else marks.view(tensors, -1).all(dim=1)
 
     def point(
-        self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
+        self,
+        xs: Sequence[Tensor],
+        memories: Sequence[Tensor] | None = None,
+        rests: Sequence[Tensor] | None = None,
+        *,
+        stride: int = 0,
     ) -> bool:
         """From now on these are the tensors, of any shapes. Their addresses go to the device unless they
         have been there; False if they would have to while work is captured, and then nothing has changed.
+        ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
         parts = [None if part is None else [x.data_ptr() for x in part] for part in (xs, memories, rests)]
-        key = tuple([address for part in parts for address in part or (0,)])
+        size = xs[0].element_size() if stride else 0
+        key = (*[address for part in parts for address in part or (0,)], stride, size)
         table = self._tables.get(key)
         if table is None:
             if capturing():
                 return False
             none = [0] * len(xs)
             addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
+            if stride:  # a row begins at the number of the contiguous tensor where it would begin
+                gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
+                addresses[0] = [at + gap for at, gap in zip(addresses[0], gaps, strict=True)]
             keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
             columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
             lines = host_int64([list(line) for line in zip(*columns, strict=True)])
-            even = not any(at % _EVEN for at in (*key, *self._starts))
+            even = not any(at % _EVEN for column in (*addresses, self._starts) for at in column)
             given = zip(*(part or none for part in parts), strict=True)
             in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
             table = to_device(lines, self.device), even, in_place
