@@ -62,7 +62,7 @@ def add_contracted(out: Tensor, x: Tensor, scale: float) -> None:
 MUTANTS: dict[str, tuple[str, str, dict[str, Callable[..., Any]]]] = {
     "blas": (
         "powersgd",
-        "grace.methods.powersgd",
+        "grace.kernels.low_rank",
         {"orthonormalize": orthonormalize_by_lapack, "split_low_rank": split_by_blas},
     ),
     "contracted": ("3lc", "grace.kernels.ternary.codes", {"add_scaled_": add_contracted}),

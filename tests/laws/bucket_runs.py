@@ -189,13 +189,13 @@ def assert_same(
     the third step, is then its own: the wire is marked, and nobody reads it.
     """
     with contextlib.nullcontext() if beside is None else backends.using(beside):
-        want = list(_tell(kind(policy, world, shapes, lambda _: False, dtype), other))
-    for step, (a, b) in enumerate(zip(want, _tell(kind(policy, world, shapes, plans, dtype), other), strict=True)):
+        want = list(tell(kind(policy, world, shapes, lambda _: False, dtype), other))
+    for step, (a, b) in enumerate(zip(want, tell(kind(policy, world, shapes, plans, dtype), other), strict=True)):
         assert a[0] == b[0], step
         assert a[1] == b[1] or (beside is not None and step == 2), step
 
 
-def _tell(run: Run, other: Policy | None) -> Iterator[tuple[Any, list[Any]]]:
+def tell(run: Run, other: Policy | None = None) -> Iterator[tuple[Any, list[Any]]]:
     """Results of each step of the story, and what the network was given since the one before."""
     begin = 0
     for outcome in story(run, other):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,11 +17,11 @@ from grace.compute import native
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError
-from grace.kernels.finite.many import Sums
-from grace.kernels.low_rank.many import LowRankMany
-from grace.methods.common import low_rank_bucket
-from grace.methods.common.low_rank_bucket import LowRankBucket
-from grace.methods.common.projection_bucket import ProjectionBucket, ProjectionPlan
+from grace.kernels.multi_tensor import finite_many
+from grace.methods import powersgd
+from grace.methods.common import low_rank_bucket, projection_bucket
+from grace.methods.common.factor_bucket import FactorPlan
+from grace.methods.common.projection_bucket import Kind, ProjectionBucket, ProjectionPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
@@ -32,59 +31,56 @@ LOW_RANK = Policy([("layer[15]", "none"), ("*", "powersgd:rank=2,min_rate=0.1")]
 MATRICES = ((6, 9), (3,), (8, 8), (6, 9), (5,), (7,), (17, 9), (40, 30), (4, 3, 5))
 
 
+def assert_caught(
+    policy: Policy, mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = list(bucket_runs.tell(Run(policy, 3, MATRICES, ALL)))
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert list(bucket_runs.tell(Run(policy, 3, MATRICES, ALL))) == want
+
+
 def factors_of_another_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LowRankMany.project_columns
-
-    def project(self: LowRankMany, matrices: list[int], lefts: list[int], outs: list[int]) -> None:
-        right(self, matrices, [*lefts[1:], lefts[0]], outs)
-
-    monkeypatch.setattr(LowRankMany, "project_columns", project)
+    right = powersgd.project_columns_many
+    monkeypatch.setattr(powersgd, "project_columns_many", lambda own, M, factors, p: right(own, M, factors, p.roll(1)))
 
 
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LowRankMany.split
-    monkeypatch.setattr(LowRankMany, "split", lambda self, matrices, *args: right(self, None, *args))
+    right = powersgd.split_low_rank_many
+    monkeypatch.setattr(powersgd, "split_low_rank_many", lambda p, M, factors, own, q: right(p, M, factors, None, q))
 
 
 def own_factor_as_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LowRankMany.split
-
-    def split(self: LowRankMany, matrices: Any, lefts: Any, owns: Any, rights: Any, outs: Any) -> None:
-        right(self, matrices, lefts, owns, owns, outs)
-
-    monkeypatch.setattr(LowRankMany, "split", split)
+    right = powersgd.split_low_rank_many
+    monkeypatch.setattr(powersgd, "split_low_rank_many", lambda p, M, factors, own, q: right(p, M, factors, own, own))
 
 
-def zeros_keep_their_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Sums.run
+def what_travels_as_it_is_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Sums, "run", lambda self, xs, memories, outs: [ctypes.memmove(o, x, 4) for o, x in zip(outs, xs, strict=True)]
-        if isinstance(memories, int) and memories else right(self, xs, memories, outs),
-    )  # fmt: skip
+        low_rank_bucket, "widen_many", lambda message, rounded, many: finite_many(many.all_set, rounded)
+    )
 
 
 def factors_are_all_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank_bucket, "all_finite", lambda x: True)
+    monkeypatch.setattr(powersgd, "finite_many", lambda flags, many: flags)
 
 
 def basis_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank_bucket, "succeed", lambda finite, new, old, lent: old)
+    right = powersgd.succeed_many
+    monkeypatch.setattr(powersgd, "succeed_many", lambda finite, *rest: right(torch.zeros_like(finite), *rest))
 
 
 LOW_RANK_MUTANTS = [
-    factors_of_another_matrix, nothing_is_left, own_factor_as_the_mean, zeros_keep_their_sign, factors_are_all_finite,
-    basis_of_the_last_step,
+    factors_of_another_matrix, nothing_is_left, own_factor_as_the_mean, what_travels_as_it_is_is_not_taken,
+    factors_are_all_finite, basis_of_the_last_step,
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
 @pytest.mark.parametrize("mutant", LOW_RANK_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_low_rank_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ):
-    mutant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
-        assert_same(LOW_RANK, 3, MATRICES)
+    assert_caught(LOW_RANK, mutant, monkeypatch)
 
 
 # ---- of one factor at a time ------------------------------------------------------------------------------------------
@@ -92,33 +88,31 @@ ALTERNATING = Policy([("layer[15]", "none"), ("*", "acpsgd:rank=2,min_rate=0.1")
 
 
 def what_was_sent_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = LowRankMany.add
-    monkeypatch.setattr(LowRankMany, "add", lambda self, *args: right(self, *args) if args[-1] > 0 else None)
+    monkeypatch.setattr(projection_bucket, "add_low_rank_many", lambda *_: None)
 
 
 def factors_of_the_next_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors of the next matrix where it is as large."""
-    right = ProjectionBucket.restore
+    right = ProjectionBucket.received
 
-    def restore(self: ProjectionBucket) -> Any:
-        outs, factors = right(self)
-        return outs, [factors[2] if factor.shape == factors[2].shape else factor for factor in factors]
+    def received(self: ProjectionBucket) -> list[Tensor]:
+        factors = right(self)
+        return [factors[2] if factor.shape == factors[2].shape else factor for factor in factors]
 
-    monkeypatch.setattr(ProjectionBucket, "restore", restore)
+    monkeypatch.setattr(ProjectionBucket, "received", received)
 
 
 def factors_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """The basis is as wide where it encodes as where it decodes."""
-    right = ProjectionPlan.__init__
+    right = Kind.__init__
 
-    def init(self: ProjectionPlan, *args: Any) -> None:
-        right(self, *args)
+    def init(self: Kind, *args: Any, **how: Any) -> None:
+        right(self, *args, **how)
         self.down = self.up
 
-    monkeypatch.setattr(ProjectionPlan, "__init__", init)
+    monkeypatch.setattr(Kind, "__init__", init)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
 @pytest.mark.parametrize(
     "mutant",
     [what_was_sent_is_kept, factors_of_the_next_matrix, factors_as_they_lie],
@@ -127,21 +121,20 @@ def factors_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_mutant_of_alternating_factors_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ):
-    mutant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
-        assert_same(ALTERNATING, 3, MATRICES)
+    assert_caught(ALTERNATING, mutant, monkeypatch)
 
 
 @pytest.mark.skipif(not native.isas(), reason="no native kernels")
-@pytest.mark.parametrize(("policy", "bucket"), [(LOW_RANK, LowRankBucket), (ALTERNATING, ProjectionBucket)])
-def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, bucket: type):
+@pytest.mark.parametrize(("policy", "plan"), [(LOW_RANK, FactorPlan), (ALTERNATING, ProjectionPlan)])
+def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, plan: type):
     assert_same(policy, 3, MATRICES, plans=SOME)
+    assert_same(policy, 3, MATRICES, beside="reference")
     run = Run(policy, 2, MATRICES, ALL)
     run.step()
     rounds = [ops for ops in run.seen if ops]
     run.step()
     assert len(rounds) == (2 if policy is LOW_RANK else 1), "all factors of a round, and what is not compressed"
-    assert any(isinstance(key, tuple) and key[0] is bucket for key in run.workers[0].workspace.kept)
+    assert any(isinstance(key, tuple) and key[0] is plan for key in run.workers[0].workspace.kept)
 
 
 @pytest.mark.skipif(not native.isas(), reason="no native kernels")

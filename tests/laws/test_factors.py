@@ -1,4 +1,5 @@
-"""Low-rank methods of a bucket on an accelerator: the bytes, means and states of the CPU, one tensor after the other.
+"""Low-rank methods of a bucket on an accelerator: the bytes, means and states of the reference, one
+tensor after the other.
 
 Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
 """
@@ -22,8 +23,9 @@ from grace.kernels.low_rank.grouped import Factors
 from grace.kernels.multi_tensor import narrow_many
 from grace.kernels.tensor_list import TensorList
 from grace.memories import error_feedback
-from grace.methods.common import factor_bucket, narrow_matrices
-from grace.methods.common.factor_bucket import FactorBucket
+from grace.methods import powersgd
+from grace.methods.common import low_rank_bucket
+from grace.methods.common.factor_bucket import FactorPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_bytes
@@ -165,13 +167,13 @@ def test_narrow_gradients_without_a_memory(
     monkeypatch.setattr(bucket_runs, "gradients", beyond_float16)
     spec, steps = f"{method},memory={memory}", 2
     want = outcome.__wrapped__(spec, "reference", False, SMALL, 2, steps, dtype)
-    right, seen = narrow_matrices.sum_many, list[int]()
-    monkeypatch.setattr(narrow_matrices, "sum_many", lambda like, many: (seen.append(len(many)), right(like, many)))
+    right, seen = low_rank_bucket.sum_many, list[int]()
+    monkeypatch.setattr(low_rank_bucket, "sum_many", lambda like, many: (seen.append(len(many)), right(like, many)))
     assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, steps, dtype) == want
     if memory == "none":
         assert seen == [3] * 4, "of two ranks, two steps"
     if (method, memory, dtype) == (LOW_RANK, "none", torch.float16):  # the only one whose mean is too large
-        monkeypatch.setattr(narrow_matrices, "narrow_many", _unnoticed)
+        monkeypatch.setattr(low_rank_bucket, "narrow_many", _unnoticed)
         assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, steps, dtype) != want
 
 
@@ -236,7 +238,7 @@ def test_what_does_not_fit_is_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
         run = Run(Policy([("*", LOW_RANK)]), 1, ((2, 2), (1,)), lambda _: True)
         run.step()
         before = in_bytes(run.workers[0].state_dict()["states"]["layer0"])
-        monkeypatch.setattr(factor_bucket, "fit_many", lambda *_, **__: torch.zeros(1, dtype=torch.bool))
+        monkeypatch.setattr(powersgd, "fit_many", lambda *_, **__: torch.zeros(1, dtype=torch.bool))
         means, _, _ = run.step()
         assert in_bytes(run.workers[0].state_dict()["states"]["layer0"]) == before
     mean = torch.frombuffer(bytearray(means[0]["layer0"][2]), dtype=torch.float32)
@@ -254,7 +256,7 @@ def test_while_work_is_captured_tensors_are_not_looked_for() -> None:
         run.workers[0].workspace.kept.clear()
         with pretend_capturing():
             assert run.step() == other.step()
-        assert not any(isinstance(key, tuple) and key[0] is FactorBucket for key in run.workers[0].workspace.kept)
+        assert not any(isinstance(key, tuple) and key[0] is FactorPlan for key in run.workers[0].workspace.kept)
 
 
 @night
@@ -325,36 +327,36 @@ def _all(flags: Tensor, many: TensorList) -> Tensor:
     return torch.ones_like(flags)
 
 
-split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
+split, succeed = powersgd.split_low_rank_many, powersgd.succeed_many
 
 
 @pytest.mark.parametrize(
     ("name", "mutant", "spec"),
     [
-        pytest.param("factor_bucket.clear_many", _nothing, LOW_RANK, marks=night),
-        ("factor_bucket.split_low_rank_many", _own_as_the_mean, LOW_RANK),
-        pytest.param("factor_bucket.succeed_many", _never_new, LOW_RANK, marks=night),
-        pytest.param("factor_bucket.unit_rows_many", _of_the_states, LOW_RANK, marks=night),
-        pytest.param("factor_bucket.draw_many", _nothing, DRAWN, marks=night),
-        ("turned_bucket.add_low_rank_many", _nothing, ALTERNATING),
-        pytest.param("turned_bucket.finite_many", _all, ALTERNATING, marks=night),
-        pytest.param("turned_bucket.orthonormalize_many", _nothing, ALTERNATING, marks=night),
-        pytest.param("turned_bucket.scatter_rows_many", _nothing, ALTERNATING, marks=night),
-        ("ridge_bucket.draw_many", _nothing, RIDGES),
-        pytest.param("ridge_bucket.unit_columns_many", _as_they_are, RIDGES, marks=night),
-        ("ridge_bucket.solve_ridge_many", _nothing, RIDGES),
-        pytest.param("ridge_bucket.finite_many", _all, RIDGES, marks=night),
-        ("ridge_bucket.nonzero_many", _none, ONE_RIDGE),
-        pytest.param("ridge_bucket.succeed_many", _never_new, ONE_RIDGE, marks=night),
-        ("turned_bucket.widen_many", _nothing, SLICED),
-        pytest.param("turned_bucket.round_many", _nothing, SLICED, marks=night),
-        pytest.param("turned_bucket.poison_many", _nothing, SLICED, marks=night),
-        pytest.param("turned_bucket.gather_rows_many", _nothing, SLICED, marks=night),
+        pytest.param("powersgd.clear_many", _nothing, LOW_RANK, marks=night),
+        ("powersgd.split_low_rank_many", _own_as_the_mean, LOW_RANK),
+        pytest.param("powersgd.succeed_many", _never_new, LOW_RANK, marks=night),
+        pytest.param("powersgd.unit_rows_many", _of_the_states, LOW_RANK, marks=night),
+        pytest.param("powersgd.draw_many", _nothing, DRAWN, marks=night),
+        ("common.projection_bucket.add_low_rank_many", _nothing, ALTERNATING),
+        pytest.param("common.projection_bucket.finite_many", _all, ALTERNATING, marks=night),
+        pytest.param("common.projection_bucket.orthonormalize_many", _nothing, ALTERNATING, marks=night),
+        pytest.param("common.projection_bucket.scatter_rows_many", _nothing, ALTERNATING, marks=night),
+        ("common.ridge_bucket.draw_many", _nothing, RIDGES),
+        pytest.param("common.ridge_bucket.unit_columns_many", _as_they_are, RIDGES, marks=night),
+        ("common.ridge_bucket.solve_ridge_many", _nothing, RIDGES),
+        pytest.param("common.ridge_bucket.finite_many", _all, RIDGES, marks=night),
+        ("common.ridge_bucket.nonzero_many", _none, ONE_RIDGE),
+        pytest.param("common.ridge_bucket.succeed_many", _never_new, ONE_RIDGE, marks=night),
+        ("common.projection_bucket.widen_many", _nothing, SLICED),
+        pytest.param("common.projection_bucket.round_many", _nothing, SLICED, marks=night),
+        pytest.param("common.projection_bucket.poison_many", _nothing, SLICED, marks=night),
+        pytest.param("common.projection_bucket.gather_rows_many", _nothing, SLICED, marks=night),
     ],
 )
 def test_mutants_are_caught(name: str, mutant: Any, spec: str, nan: None, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, steps = shapes_of(spec), 3 if spec == SLICED else 2
     want = outcome(spec, "reference", False, shapes, 2, steps)
-    monkeypatch.setattr(f"grace.methods.common.{name}", mutant)
+    monkeypatch.setattr(f"grace.methods.{name}", mutant)
     with pytest.raises(CAUGHT):
         assert outcome.__wrapped__(spec, "triton", True, shapes, 2, steps) == want

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.methods.common import ridge_bucket
-from grace.methods.common.turned_bucket import TurnedPlan
+from grace.methods.common.projection_bucket import ProjectionPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import Run, Shapes, gradients, in_bytes
@@ -74,14 +74,14 @@ def with_many_subsets(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]
 def test_plans_for_some_of_the_matrices_are_not_kept_for_ever(
     spec: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans, start, counts = weakref.WeakSet[TurnedPlan](), TurnedPlan.__init__, list[int]()
+    plans, start, counts = weakref.WeakSet[ProjectionPlan](), ProjectionPlan.__init__, list[int]()
 
-    def note(plan: TurnedPlan, *args: Any, **how: Any) -> None:
+    def note(plan: ProjectionPlan, *args: Any, **how: Any) -> None:
         plans.add(plan)
         start(plan, *args, **how)
 
     monkeypatch.setattr(bucket_runs, "gradients", with_many_subsets)
-    monkeypatch.setattr(TurnedPlan, "__init__", note)
+    monkeypatch.setattr(ProjectionPlan, "__init__", note)
     shapes: Shapes = ((2, 2),) * 3
     want, _ = outcome.__wrapped__(spec, "reference", False, shapes, 1, 7)
     with backends.using("triton"), cpu_as_accelerator():
@@ -120,13 +120,13 @@ def test_means_that_overflow_when_they_are_narrowed(monkeypatch: pytest.MonkeyPa
 
 @night
 def test_means_that_are_not_poisoned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.methods.common.turned_bucket.poison_many", lambda *_: None)
+    monkeypatch.setattr("grace.methods.common.low_rank_bucket.poison_many", lambda *_: None)
     with pytest.raises(AssertionError):
         test_steps_with_some(f"{RIDGES},memory=none", torch.float32, monkeypatch)
 
 
 def test_narrow_means_that_are_not_poisoned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, what overflows is inf among numbers; a mean that is NaN before it is narrowed would show nothing."""
-    monkeypatch.setattr("grace.methods.common.narrow_matrices.poison_many", lambda *_: None)
+    monkeypatch.setattr("grace.methods.common.low_rank_bucket.poison_many", lambda *_: None)
     with pytest.raises(AssertionError):
         test_means_that_overflow_when_they_are_narrowed(monkeypatch)

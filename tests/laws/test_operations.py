@@ -23,7 +23,7 @@ from grace.collectives import AllGather
 from grace.compute import backends
 from grace.contract.method import Exchanged
 from grace.flags.finite import Flag, ask_host_of_all, cpu_as_accelerator
-from grace.methods.common.turned_bucket import TurnedBucket
+from grace.methods.common.low_rank_bucket import LowRankBucket
 from grace.registry.policy import Policy
 from grace.run.worker import Worker
 from tests.laws.bucket_runs import Shapes, gradients, in_dtype
@@ -148,11 +148,11 @@ def test_what_is_not_finite_goes_together(spec: str, dtype: torch.dtype, monkeyp
 
 def test_what_leaves_the_bucket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the host said of each matrix what it knows."""
-    right = TurnedBucket._results
+    right = LowRankBucket.results_of
 
-    def say(bucket: TurnedBucket, *given: Any) -> dict[int, Exchanged[Any]]:
+    def say(bucket: LowRankBucket, *given: Any) -> dict[int, Exchanged[Any]]:
         return {t: replace(out, rest=None, finite=False) for t, out in right(bucket, *given).items()}
 
-    monkeypatch.setattr(TurnedBucket, "_results", say)
+    monkeypatch.setattr(LowRankBucket, "results_of", say)
     with pytest.raises(AssertionError):
         test_what_is_not_finite_goes_together(next(iter(BROKEN)), torch.float32, monkeypatch)

@@ -88,7 +88,7 @@ class Centered(Wrapper):
 def test_products_that_depend_on_the_backend_are_caught(monkeypatch: pytest.MonkeyPatch):
     method, xs = grace.method("powersgd"), ranks(normal(40, 30))
     replicas.replicas(method, xs)
-    monkeypatch.setattr(importlib.import_module("grace.methods.powersgd"), "split_low_rank", split_as_the_backend_does)
+    monkeypatch.setattr(importlib.import_module("grace.kernels.low_rank"), "split_low_rank", split_as_the_backend_does)
     with pytest.raises(AssertionError, match="replicas: the mean differs, step 0"):
         replicas.replicas(method, xs)
 

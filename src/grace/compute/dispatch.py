@@ -10,7 +10,7 @@ whose body is a docstring. Its modules hold functions of the same name and signa
 
 A module that is missing, that lacks the operation, or whose package is not installed leaves the operation to the reference.
 An implementation that does not take some arguments (a dtype, a number of bits) may return ``NotImplemented`` before it has
-written anything; the reference then runs.
+written anything; the reference then runs. So it does where a kernel's table is not on the device (:class:`NoTable`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from grace.compute import backends
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class NoTable(Exception):
+    """Raised by a kernel's table that is not on the device, while work is captured: it cannot be copied there now."""
 
 
 def operation(signature: Callable[P, R]) -> Callable[P, R]:
@@ -46,7 +50,10 @@ def operation(signature: Callable[P, R]) -> Callable[P, R]:
             run = None
         if run is None:
             run = _choose(signature, args[place] if place < len(args) else kwargs[name])
-        out: R = run(*args, **kwargs)
+        try:
+            out: R = run(*args, **kwargs)
+        except NoTable:
+            out = _reference(signature)(*args, **kwargs)
         if out is NotImplemented:
             out = _reference(signature)(*args, **kwargs)
         return out

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Sequence
@@ -144,6 +145,7 @@ def isas() -> tuple[str, ...]:
     return () if isinstance(loaded, str) else ISAS[: int(loaded.grace_best()) + 1]
 
 
+@functools.cache
 def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
     """The functions of a library, and the C types of their arguments."""
     try:

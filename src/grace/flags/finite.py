@@ -71,6 +71,11 @@ def not_(a: Flag) -> Flag:
     return ~a if isinstance(a, Tensor) else not a
 
 
+def each_flag(flags: Tensor) -> Sequence[Flag]:
+    """The flags in ``flags [T]`` bool, one by one: bools where the host may read them, else 0-d tensors."""
+    return flags.tolist() if on_host(flags.device) else flags.unbind(0)
+
+
 def ask_host(a: Flag) -> bool:
     """The host's answer. On an accelerator this waits: only where what is yielded next depends on it."""
     if isinstance(a, Tensor) and not on_host(a.device):

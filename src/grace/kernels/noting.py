@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from grace.compute import backends, native
 
@@ -122,7 +123,7 @@ class Table:
     def __init__(self, calls: Sequence[Call], keys: Keys = _no_keys):
         self._calls, self._keys = list(calls), keys  # arrays of ctypes must stay
         self._number, self._types = native.c.number_of(calls[0].kernel)
-        self._slots = _slots(calls[0])
+        self._slots, self._threads = _slots(calls[0]), 0
         if any(call.kernel is not calls[0].kernel or _slots(call) != self._slots for call in calls):
             raise TypeError("calls of different kinds are not made as one")
         # [T, arguments]
@@ -142,16 +143,19 @@ class Table:
         ]
         return [_word(value, kind) for value, kind in zip(given, self._types, strict=True)]
 
-    def put(self, slot: Slot, values: list[int] | int) -> None:
-        """The words of all calls in this place: one number for each, or one for all."""
+    def put(self, slot: Slot, values: Tensor | list[int] | int) -> None:
+        """The words of all calls in this place: one number for each, int64 ``[T]`` if it is a tensor, or one for all."""
         column = self._slots.get(slot)
         if column is not None:
-            self._words[:, column] = torch.tensor(values, device=_CPU, dtype=torch.int64)
+            given = torch.tensor(values, device=_CPU, dtype=torch.int64) if isinstance(values, list) else values
+            self._words[:, column] = given
 
     def run(self, step: int) -> list[int]:
         """Makes all calls, in their order, at this step of the streams: what each returned."""
         self.put(STEP, step & 0xFFFFFFFF)
-        self.put(THREADS, native.threads())
+        if self._threads != native.threads():
+            self._threads = native.threads()
+            self.put(THREADS, self._threads)
         native.c.call_many(self._number, *self._sizes)
         out: list[int] = self.results.tolist()
         return out

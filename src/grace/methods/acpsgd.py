@@ -5,7 +5,6 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,16 +12,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.communicators import Allreduce
 from grace.contract.knobs import Count, Positive
-from grace.contract.loan import succeed, succeed_all
+from grace.contract.loan import succeed_all
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
-from grace.flags.finite import ask_host, ask_host_of_all
-from grace.kernels import orthonormalize
-from grace.methods.common.matrices import DENSE, LowRank, Projection
-from grace.methods.common.projection_bucket import ProjectionBucket, open_projections
-from grace.methods.common.turned_bucket import TurnedBucket, open_turned
+from grace.contract.peer import Peers
+from grace.contract.workspace import Workspace
+from grace.flags.finite import ask_host_of_all
+from grace.methods.common.matrices import Factored, Sides, as_rows
+from grace.methods.common.projection_bucket import ProjectionBucket, find_projection_plan
 from grace.registry import register
 
 
@@ -36,7 +33,7 @@ class ACPState(NamedTuple):
 
 @register("acpsgd", memory="residual", family="low rank", cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
-class ACPSGD(LowRank["ACPState | None"]):
+class ACPSGD(Factored["ACPState | None"]):
     """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.
 
     ``Q = orth(Q);  P = mean of M_w Q;  C = P Q^T`` in one step, ``P = orth(P);  Q = mean of M_w^T P;  C = P Q^T`` in the next
@@ -74,50 +71,27 @@ class ACPSGD(LowRank["ACPState | None"]):
         p, q = self._draw_factors(like, "acpsgd")
         return ACPState(p, q, 0)
 
-    def exchange(self, x: Tensor, state: ACPState | None, peer: Peer) -> Exchange[Exchanged[ACPState | None]]:
-        if state is None:
-            return (yield from DENSE.exchange(x, None, peer))
-        m, l, _ = self._sizes(x)
-        old, new = (state.p, state.q) if state.turn else (state.q, state.p)
-        basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
-        root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
-        projection = Projection(m, l, basis * (1 / root), basis * root, transposed=bool(state.turn))
-        out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not ask_host(out.finite):  # which factor the next step sends depends on it
-            return Exchanged.poisoned(x, state)
-        factor = succeed(True, projection.factor, new, peer.lent)
-        after = ACPState(state.p, factor, 0) if state.turn else ACPState(factor, state.q, 1)
-        return Exchanged(out.mean, out.rest, after)
-
-    def batches(self, like: Tensor) -> bool:
-        return type(self) is ACPSGD and self._batches(like)
-
-    def exchange_all(
-        self, xs: Sequence[Tensor], states: Sequence[ACPState | None], peers: Sequence[Peer]
+    def _average(
+        self, sides: Sequence[Sides | None], xs: Sequence[Tensor], states: Sequence[ACPState | None], peers: Peers
     ) -> Exchange[list[Exchanged[ACPState | None]]]:
-        """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce."""
-        sides = [None if state is None else self._sizes(x) for x, state in zip(xs, states, strict=True)]
-        held = [state for state in states if state is not None]
-        turned = [bool(state.turn) for state in held]
-        bases = [state.p if state.turn else state.q for state in held]
-        bucket: ProjectionBucket | TurnedBucket | None = open_projections(self, sides, turned, xs, bases, peers)
-        bucket = bucket or open_turned(self, sides, turned, xs, bases, peers)
-        if bucket is None:
-            return (yield from LowRank.exchange_all(self, xs, states, peers))
+        """All matrices: the orthonormal basis of the factor that the step before sent, and the mean of the other one."""
+        held = {i: state for i, state in enumerate(states) if state is not None and sides[i] is not None}
+        turned = [bool(state.turn) for state in held.values()]
+        olds = [as_rows(state.p if state.turn else state.q) for state in held.values()]
+        lasts = [state.q if state.turn else state.p for state in held.values()]
+        workspace = peers.like.lent.workspace or Workspace()
+        plan = find_projection_plan(self, sides, turned, xs, peers, workspace)
+        bucket = ProjectionBucket(plan, xs, olds, peers, workspace)
         yield from bucket.sum_factors()
-        outs, factors = bucket.restore()
-        # which factors the next step sends depends on it
-        fine = ask_host_of_all([out.finite for out, state in zip(outs, states, strict=True) if state is not None])
-        olds = [state.q if state.turn else state.p for state in held]
-        news, results = zip(fine, succeed_all(fine, factors, olds, peers[0].lent), strict=True), []
-        for state, out in zip(states, outs, strict=True):
-            after = state
-            if state is not None:
-                done, new = next(news)
-                if done:
-                    after = ACPState(state.p, new, 0) if state.turn else ACPState(new, state.q, 1)
-            results.append(Exchanged(out.mean, out.rest, after, out.finite))
-        return results
+        outs = bucket.restore()
+        fine = ask_host_of_all([outs[i].finite for i in held])  # which factors the next step sends depends on it
+        news = succeed_all(fine, bucket.received(), lasts, peers.like.lent)
+        for out, state in zip(outs, states, strict=True):
+            out.state = state
+        for (i, state), done, new in zip(held.items(), fine, news, strict=True):
+            if done:
+                outs[i].state = ACPState(state.p, new, 0) if state.turn else ACPState(new, state.q, 1)
+        return outs
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         m, l, _ = self._sizes(like)

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
-from grace.communicators import Allreduce
 from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Range, check_knobs
-from grace.contract.loan import rests_in_place, succeed
+from grace.contract.loan import succeed
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.together import together
+from grace.contract.workspace import Workspace
 from grace.errors import out_of_range
-from grace.flags.finite import and_, ask_host, ask_host_of_all, on_host
+from grace.flags.finite import and_, ask_host_of_all
 from grace.kernels.finite import all_finite
-from grace.methods.common.matrices import DENSE, Projection, Sides
+from grace.methods.common.matrices import DENSE, Sides, as_rows, divide
 from grace.methods.common.principal import collect_covariance, share_components
-from grace.methods.common.turned_bucket import open_turned
+from grace.methods.common.projection_bucket import ProjectionBucket, find_projection_plan
 from grace.registry import register
 
 
@@ -99,58 +99,53 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         return K, max(1, math.ceil(K * self.dims / self.length)), n // K
 
     def exchange(self, x: Tensor, state: GradiVeQState | None, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
-        out = yield from self._send(x, state, peer)
-        if state is None:
-            return out
-        return (yield from self._learn(x, state, peer, out, ask_host(out.finite)))
+        return (yield from self.exchange_all([x], [state], Peers.of([peer])))[0]
 
     def batches(self, like: Tensor) -> bool:
-        """On an accelerator, for tensors of any shapes: the host is asked once for all of them."""
-        return type(self) is GradiVeQ and not on_host(like.device) and like.dtype is torch.float32
+        """True for float32, since the host is asked once for all tensors. A subclass may have an exchange of its own, too."""
+        return type(self).exchange is GradiVeQ.exchange and like.dtype is torch.float32
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[GradiVeQState | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[GradiVeQState | None]]]:
-        """Tensors of any shapes, with one question to the host; where kernels take them, they are sent by few launches."""
-        if not xs or not self.batches(xs[0]):
-            return (yield from Method.exchange_all(self, xs, states, peers))
-        workspace, each = peers[0].lent.workspace, list(zip(xs, states, peers, strict=True))
-        bases = {t: state.basis for t, state in enumerate(states) if state is not None and state.turn >= self.collect}
+        """All tensors, with one question to the host, and then what is to be learnt of them."""
+        if not xs:
+            return []
         sides: list[Sides | None] = [None] * len(xs)
-        for t in bases:
-            K, d, N = self._sizes(xs[t].numel())
-            sides[t] = (N, K, d)
-        turned = [False] * len(bases)
-        bucket = open_turned(self, sides, turned, xs, list(bases.values()), peers, orthonormal=True)
-        if bucket is None:
-            outs = yield from together([self._send(*arguments) for arguments in each], workspace=workspace)
-        else:
-            yield from bucket.sum_factors()
-            means, _ = bucket.restore(checked=True)
-            outs = []
-            for out, state in zip(means, states, strict=True):
-                known = state is not None or out.rest is not None  # else it is not checked
-                outs.append(Exchanged(out.mean, out.rest, state, out.finite if known else True))
+        for t, (x, state) in enumerate(zip(xs, states, strict=True)):
+            if state is not None and state.turn >= self.collect:
+                K, d, N = self._sizes(x.numel())
+                sides[t] = (N, K, d)
+        outs = yield from divide(self._average, sides, xs, states, Peers.of(peers), beside=True)
+        for out in outs:
+            if out.state is None and not peers[0].lent.keep_rest:
+                out.finite = True  # it is not checked
+            elif xs[0].dtype is not torch.float32 and out.state is not None:
+                out.finite = and_(out.finite, all_finite(out.mean))
         fine = iter(ask_host_of_all([out.finite for out in outs if out.state is not None]))
         runs = [
-            self._learn(*arguments, out, out.state is not None and next(fine))
-            for arguments, out in zip(each, outs, strict=True)
+            self._learn(x, state, peer, out, state is not None and next(fine))
+            for x, state, peer, out in zip(xs, states, peers, outs, strict=True)
         ]
-        return rests_in_place((yield from together(runs, workspace=workspace)), xs)
+        return (yield from together(runs, workspace=peers[0].lent.workspace))
 
-    def _send(self, x: Tensor, state: GradiVeQState | None, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
-        """The mean, which is compressed or not; what is to be learnt of it is not yet."""
-        if state is None:
-            return (yield from DENSE.exchange(x, None, peer))
-        if state.turn < self.collect:
-            out = yield from DENSE.exchange(x, None, peer)
-            return Exchanged(out.mean, out.rest, state, and_(out.finite, all_finite(out.mean)))
-        K, _, N = self._sizes(x.numel())
-        root = math.sqrt(K)  # so that a product neither overflows nor vanishes
-        basis = state.basis.mT.contiguous()  # [d, K]
-        projection = Projection(N, K, basis * (1 / root), basis * root)
-        out = yield from Allreduce(projection).exchange(x, None, peer)
-        return Exchanged(out.mean, out.rest, state, out.finite)
+    def _average(
+        self, sides: Sequence[Sides | None], xs: Sequence[Tensor], states: Sequence[GradiVeQState | None], peers: Peers
+    ) -> Exchange[list[Exchanged[GradiVeQState | None]]]:
+        """The means of slices in the span of U, and of what goes uncompressed; what is to be learnt of them is not yet."""
+        bases = [
+            as_rows(state.basis)
+            for state, of in zip(states, sides, strict=True)
+            if state is not None and of is not None
+        ]
+        workspace, turned = peers.like.lent.workspace or Workspace(), [False] * len(bases)
+        plan = find_projection_plan(self, sides, turned, xs, peers, workspace, orthonormal=True)
+        bucket = ProjectionBucket(plan, xs, bases, peers, workspace)
+        yield from bucket.sum_factors()
+        outs = bucket.restore(checked=True)
+        for out, state in zip(outs, states, strict=True):
+            out.state = state
+        return outs
 
     def _learn(
         self, x: Tensor, state: GradiVeQState | None, peer: Peer, out: Exchanged[GradiVeQState | None], fine: bool

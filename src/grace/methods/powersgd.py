@@ -5,7 +5,6 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,24 +13,24 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Steps
-from grace.contract.loan import narrow, room_beside, succeed
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peers
+from grace.contract.workspace import Workspace
 from grace.flags.capturing import has_begun
-from grace.flags.finite import and_, fill_unless_
-from grace.kernels import (
-    add_low_rank_,
-    all_finite,
-    orthonormalize,
-    product_fits,
-    project_columns,
-    project_rows,
-    split_low_rank,
-    unit_rows,
+from grace.kernels.low_rank.grouped import (
+    draw_many,
+    fit_many,
+    orthonormalize_many,
+    project_columns_many,
+    project_rows_many,
+    split_low_rank_many,
+    succeed_many,
+    unit_rows_many,
 )
-from grace.methods.common.factor_bucket import FactorBucket, open_factors
-from grace.methods.common.low_rank_bucket import LowRankBucket, open_bucket
-from grace.methods.common.matrices import DENSE, LowRank, Sides
+from grace.kernels.multi_tensor import clear_many, finite_many
+from grace.methods.common.factor_bucket import FactorBucket, find_factor_plan
+from grace.methods.common.low_rank_bucket import put_answer
+from grace.methods.common.matrices import DENSE, Factored, Sides, as_rows
 from grace.random import Stream
 from grace.registry import register
 
@@ -44,7 +43,7 @@ from grace.registry import register
     recovers={"rank one": "rank=1,min_rate=0.1,memory=none"},
 )
 @dataclass(frozen=True, slots=True)
-class PowerSGD(LowRank["Tensor | None"]):
+class PowerSGD(Factored["Tensor | None"]):
     """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.
 
     ``P = orth(mean of M_w Q);  Q = mean of M_w^T P;  C(mean of M_w) = P Q^T``, and Q is where the next step starts
@@ -89,67 +88,36 @@ class PowerSGD(LowRank["Tensor | None"]):
         m, l, r = self._sizes(like)
         return Stream(0, "powersgd", f"{m}x{l}", None, 0).normal(l * r, like.device).view(l, r)
 
-    def exchange(self, x: Tensor, state: Tensor | None, peer: Peer) -> Exchange[Exchanged[Tensor | None]]:
-        if state is None or not self._begun(peer.step):
-            out = yield from DENSE.exchange(x, None, peer)
-            return Exchanged(out.mean, out.rest, state, out.finite)
-        m, l, r = self._sizes(x)
-        q = self._start(state, (m, l, r), peer)
-        matrix = x.reshape(m, l).float().contiguous()
-        p = yield AllReduce(project_rows(matrix, unit_rows(q.mT.contiguous())), donate=True)  # [r, m]
-        finite = all_finite(p)
-        if finite is False:
-            return Exchanged.poisoned(x, state)
-        p = orthonormalize(fill_unless_(finite, p.contiguous(), 0.0))
-        own = project_columns(matrix, p)  # [r, l]
-        fits = product_fits(p, own)
-        if fits is False:  # only a bound; an accelerator makes do with it
-            left = matrix.clone()
-            add_low_rank_(left, p, own, -1.0)
-            fits = all_finite(left)
-        q = yield AllReduce(own if fits is True else fill_unless_(fits, own.clone(), math.nan))
-        finite = and_(finite, all_finite(q))
-        if finite is False:
-            return Exchanged.poisoned(x, state)
-        mean = room_beside(matrix, peer.lent)
-        split_low_rank(matrix if peer.lent.keep_rest else None, p, own, q.contiguous(), mean)
-        mean_fits = product_fits(p, q)
-        finite = and_(finite, all_finite(mean) if mean_fits is False else mean_fits)
-        if finite is False:
-            return Exchanged.poisoned(x, state)
-        rest = matrix.view(x.shape) if peer.lent.keep_rest else None
-        mean, finite = narrow(
-            fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None
-        )
-        return Exchanged(mean.view(x.shape), rest, succeed(finite, q.mT, state, peer.lent), finite)
-
-    def _start(self, state: Tensor, sides: Sides, peer: Peer) -> Tensor:
-        """The matrix ``[l, r]`` with which a matrix of these sides is projected."""
-        _, l, r = sides
-        return state if self.warm_start else peer.shared("powersgd").normal(l * r, state.device).view(l, r)
-
-    def batches(self, like: Tensor) -> bool:
-        return type(self) is PowerSGD and self._batches(like)
-
-    def exchange_all(
-        self, xs: Sequence[Tensor], states: Sequence[Tensor | None], peers: Sequence[Peer]
+    def _average(
+        self, sides: Sequence[Sides | None], xs: Sequence[Tensor], states: Sequence[Tensor | None], peers: Peers
     ) -> Exchange[list[Exchanged[Tensor | None]]]:
-        """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce per round."""
-        dense = not self._begun(peers[0].step)
-        sides = [None if q is None or dense else self._sizes(x) for x, q in zip(xs, states, strict=True)]
-        bucket: LowRankBucket | FactorBucket | None = open_bucket(self, sides, xs, peers)
-        drawn_as = None if self.warm_start else "powersgd"
-        bucket = bucket or open_factors(self, sides, xs, states, peers, drawn_as=drawn_as)
-        if bucket is None:
-            return (yield from LowRank.exchange_all(self, xs, states, peers))
-        if isinstance(bucket, FactorBucket):
-            yield from bucket.sum_left()
-        else:
-            matrices = zip(states, sides, peers, strict=True)
-            yield from bucket.sum_left([self._start(q, of, peer) for q, of, peer in matrices if q is not None and of])
-        bucket.orthonormalize()
-        yield from bucket.sum_right()
-        return bucket.split(states)
+        """Algorithm 1 for all matrices M: p and q are P and Q as rows, own is this worker's part of q. What goes uncompressed
+        travels in the first round.
+        """
+        held = [as_rows(state) for state, of in zip(states, sides, strict=True) if of is not None and state is not None]
+        workspace = peers.like.lent.workspace or Workspace()
+        plan = find_factor_plan(self, sides, xs, peers, workspace, drawn_as=None if self.warm_start else "powersgd")
+        b = FactorBucket(plan, xs, held, peers, workspace)
+        if not plan.at:
+            yield from b.sum_message()
+            return b.results(None, states)
+        M, factors, p, own, q = plan.matrices, plan.factors, b.left, b.own, b.right
+        b.widen(plan.others, plan.at)
+        if plan.drawn is not None:
+            draw_many(own, plan.drawn, peers.like.step)
+        unit_rows_many(q, plan.drawn or plan.states, factors)
+        project_rows_many(b.message, M, factors, q)  # P = M Q
+        yield from b.sum_message()
+        finite = finite_many(plan.received.all_set, plan.received)
+        clear_many(finite, plan.received)
+        orthonormalize_many(p, b.message, factors)  # P = orth(P)
+        project_columns_many(own, M, factors, p)  # Q = M^T P
+        fit_many(own, factors, p, M, poison=True)
+        put_answer((yield AllReduce(q.copy_(own), "mean", donate=True, parts=plan.own_parts)), q)
+        split_low_rank_many(p, M, factors, own if b.keep else None, q)  # M - P own^T is left, and the mean is P Q^T
+        finite = b.settle(finite & fit_many(q, factors, p, M, poison=False), plan.others, plan.means)
+        succeed_many(finite, plan.states, factors, q)
+        return b.results(finite, states)
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
@@ -158,4 +126,4 @@ class PowerSGD(LowRank["Tensor | None"]):
         return Facts(contraction=0.0, deterministic=self.warm_start, randomness="shared", payload=4 * r * (m + l))
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
-        return LowRank._sides(self, like, step) if self._begun(step) else None
+        return Factored._sides(self, like, step) if self._begun(step) else None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from grace.compute.dispatch import operation
+from grace.compute.dispatch import NoTable, operation
 from grace.compute.host import host_int64, to_device
 from grace.compute.launching import Marks
 from grace.flags.capturing import capturing
@@ -47,12 +47,11 @@ class TensorList:
         rows: b.
 
     xs, memories, rests: ``[b, n_t]`` each, contiguous, float32; xs may also be float16 or bfloat16, all of them, where they
-        are read; memories and rests may be missing. They may be given in any shape. sizes, places: of each of the T b rows,
+        are read; memories and rests may be missing. They may be given in any shape, as ``given`` and ``given_rests`` have
+        them. sizes, places: of each of the T b rows,
         those of a tensor side by side.
-    table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
-        of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
-        rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place: whether some rest
-        takes the place of its x or memory.
+    even: whether all rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place:
+        whether some rest takes the place of its x or memory.
     work: the same tensors, places and streams, but float32 xs that an encoder which asks for it may overwrite: they may be
         the rests, or where there are none the xs. Its own work is it itself. None: nobody has asked.
     """
@@ -74,19 +73,36 @@ class TensorList:
         self._starts = [row * n for n in sizes for row in range(rows)]
         self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
+        self.given: Sequence[Tensor] = ()
+        self.given_rests: Sequence[Tensor] | None = None
         self._dtype = torch.float32  # of xs
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
         self.work: TensorList | None = None
-        self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64, device="cpu")
+        self._table: Tensor | None = None
         self.even = self.in_place = False
         self._tables: dict[tuple[int, ...], tuple[Tensor, bool, bool]] = {}
         self._made: dict[Hashable, Any] = {}
-        self._clean, self._given = self.table, 0  # marks for coming launches, and how many have been handed out
+        self._clean, self._given = (
+            torch.empty(0, dtype=torch.bool, device="cpu"),
+            0,
+        )  # marks for coming launches, and how many have been handed out
 
     def __len__(self) -> int:
         """T b, how many rows there are."""
         return len(self.sizes)
+
+    @property
+    def table(self) -> Tensor:
+        """int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place of
+        its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor.
+
+        Raises:
+            NoTable: it is not there.
+        """
+        if self._table is None:
+            raise NoTable
+        return self._table
 
     @property
     def like(self) -> Tensor:
@@ -106,7 +122,7 @@ class TensorList:
         """
         count = each * len(self)
         if capturing():
-            return Marks(self.table, count)
+            return Marks(self._clean, count, torch.ones(count, dtype=torch.bool, device=self.device))
         begin = self._given
         if begin + count > self._clean.numel():
             begin, room = 0, _LAUNCHES * _aligned(count)
@@ -128,37 +144,48 @@ class TensorList:
         stride: int = 0,
     ) -> bool:
         """From now on these are the tensors, of any shapes. Their addresses go to the device unless they
-        have been there; False if they would have to while work is captured, and then nothing has changed.
+        have been there; False if they would have to while work is captured: then there is no :attr:`table`.
         ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
         parts = [None if part is None else [x.data_ptr() for x in part] for part in (xs, memories, rests)]
         size = xs[0].element_size() if stride else 0
         key = (*[address for part in parts for address in part or (0,)], stride, size)
         table = self._tables.get(key)
+        self.given, self.given_rests = xs, rests
+        self.xs = _InRows(xs, self._whole_sizes)
+        self.memories = None if memories is None else _InRows(memories, self._whole_sizes)
+        self.rests = self.xs if rests is xs else None if rests is None else _InRows(rests, self._whole_sizes)
+        self._dtype = xs[0].dtype if xs else torch.float32
         if table is None:
             if capturing():
+                self._table = None
                 return False
             none = [0] * len(xs)
-            addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
+            lines = self._lines([part or none for part in parts])
             if stride:  # a row begins at the number of the contiguous tensor where it would begin
                 gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
-                addresses[0] = [at + gap for at, gap in zip(addresses[0], gaps, strict=True)]
-            keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
-            columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
-            lines = host_int64([list(line) for line in zip(*columns, strict=True)])
-            even = not any(at % _EVEN for column in (*addresses, self._starts) for at in column)
+                lines[:, 0] += host_int64(gaps)
+            even = not bool((lines[:, [0, 1, 2, 7]] % _EVEN).any())
             given = zip(*(part or none for part in parts), strict=True)
             in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
             table = to_device(lines, self.device), even, in_place
             if len(self._tables) >= SIDES:
                 self._tables.clear()
             self._tables[key] = table
-        self.table, self.even, self.in_place = table
-        self._dtype = xs[0].dtype if xs else torch.float32
-        self.xs = _InRows(xs, self._whole_sizes)
-        self.memories = None if memories is None else _InRows(memories, self._whole_sizes)
-        self.rests = self.xs if rests is xs else None if rests is None else _InRows(rests, self._whole_sizes)
+        self._table, self.even, self.in_place = table
         return True
+
+    def _lines(self, addresses: list[list[int]]) -> Tensor:
+        """The table for these addresses of xs, memories and rests, on the host."""
+        if "lines" not in self._made:
+            keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
+            columns = (*[[0] * len(self)] * 3, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
+            self._made["lines"] = host_int64([list(line) for line in zip(*columns, strict=True)]).view(
+                len(self), self.COLUMNS
+            )
+        lines: Tensor = self._made["lines"].clone()
+        lines[:, :3] = host_int64(addresses).mT.repeat_interleave(self.rows, dim=0)
+        return lines
 
     def lend(self, xs: Sequence[Tensor]) -> bool:
         """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
@@ -208,6 +235,8 @@ class TensorList:
 
     def pairs(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """As :meth:`tiles`, where ``count`` says how many programs each tensor has."""
+        if capturing() and key not in self._made:
+            raise NoTable
         return self.once(key, lambda: to_device(pair_programs(host_int64(count())), self.device))
 
     def spans(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:

@@ -10,6 +10,7 @@ cast                rounding to a 16-bit float
 powers_of_two       signed powers of two in four bits, of numbers that waited: waiting_bucket
 rotation            random Hadamard rotations; rotated_codes: centroids of rotated blocks
 integer_table       stochastic rounding to a table of integers whose sums need no decoding; table_bucket: of a bucket's tensors
-matrices            a tensor as a matrix; triples: singular triples; principal: principal components
+matrices            a tensor as a matrix; triples: singular triples; principal: principal components; low_rank_bucket: the
+                    matrices of a bucket, of which both factors travel (factor_bucket) or one (projection_bucket, ridge_bucket)
 ==================  ================================================================================================
 """

@@ -5,31 +5,22 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Traffic
+from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import meta_tensor, sum_costs
-from grace.contract.compressor import Compressor
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
-from grace.contract.loan import reads_narrow
-from grace.contract.method import Method
+from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
-from grace.flags.finite import Flag, and_, on_host
-from grace.kernels import (
-    add_low_rank_,
-    add_scaled_,
-    all_finite,
-    product_fits,
-    project_columns,
-    project_rows,
-)
+from grace.contract.together import together
 from grace.methods.none import Identity
 from grace.random import Stream
 
@@ -40,20 +31,17 @@ DENSE = Allreduce(Identity())
 
 def is_plain(x: Tensor) -> bool:
     """True if kernels can read x, of any shape, as it is."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+    return x.dtype is torch.float32 and x.is_contiguous()
 
 
-def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """True if kernels can read and write all of a bucket, of any shapes, where it is, and what is lent for it."""
-    lent = peers.like.lent
-    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
-        return False
-    return all(map(is_plain, (*xs, *(peers.spares or ()))))
+def as_rows(factor: Tensor) -> Tensor:
+    """A factor of a state, ``[m, r]`` or ``[l, r]``, as kernels can read it."""
+    return factor if is_plain(factor) else factor.float().contiguous()
 
 
 class LowRank(Method[S]):
-    """A method of matrices, whose factors the network sums. Tensors of fewer than two dimensions, and small ones, go
-    uncompressed. The state is None or a tuple of factors, which are the same on all ranks.
+    """A method of matrices. Tensors of fewer than two dimensions, and small ones, go uncompressed. The state is None or what
+    is the same on all ranks.
 
     Subclasses are dataclasses with the fields ``rank`` (:data:`grace.contract.knobs.Count`) and ``min_rate`` (Positive).
     """
@@ -69,12 +57,6 @@ class LowRank(Method[S]):
         """m, l and r."""
         m, l = like.shape[0], math.prod(like.shape[1:])
         return m, l, min(self.rank, m, l)
-
-    def _batches(self, like: Tensor) -> bool:
-        """True if tensors like this go together: float32, or where kernels widen them those that are compressed."""
-        if like.dtype is torch.float32:
-            return True
-        return reads_narrow(like) and not on_host(like.device) and self._compresses(like)
 
     def _compresses(self, like: Tensor) -> bool:
         if like.ndim < 2 or like.numel() == 0:
@@ -102,6 +84,40 @@ class LowRank(Method[S]):
         """Lengths of the factors that are sent in this step, by default both; None: it goes uncompressed."""
         return self._sizes(like)[:2]
 
+
+class Factored(LowRank[S]):
+    """A method of matrices whose factors the network sums: those of a bucket go together. A tensor is a bucket of one."""
+
+    def batches(self, like: Tensor) -> bool:
+        """True but for what goes uncompressed in its own dtype. A subclass may have an exchange of its own, too."""
+        return type(self).exchange is Factored.exchange and (like.dtype is torch.float32 or self._compresses(like))
+
+    def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
+        return (yield from self.exchange_all([x], [state], Peers.of([peer])))[0]
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[S]]]:
+        """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce per round."""
+        if not xs:
+            return []
+        whose, begun = Peers.of(peers), self._begun(peers[0].step)
+        sides = [self._sizes(x) if begun and state is not None else None for x, state in zip(xs, states, strict=True)]
+        beside = whose.like.lent.keep_rest or any(sides)  # else they go as they are, which takes no copy
+        return (yield from divide(self._average, sides, xs, states, whose, beside=beside))
+
+    def _average(
+        self, sides: Sequence[Sides | None], xs: Sequence[Tensor], states: Sequence[S], peers: Peers
+    ) -> Exchange[list[Exchanged[S]]]:
+        """The step of these tensors, which are contiguous and not empty: matrices with these sides, and float32 tensors that
+        go uncompressed.
+        """
+        raise NotImplementedError
+
+    def _begun(self, step: int) -> bool:
+        """True if matrices are compressed at this step."""
+        return True
+
     def _draw_factors(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """P ``[m, r]`` and Q ``[l, r]`` to start with, random and the same on all ranks."""
         m, l, r = self._sizes(like)
@@ -110,60 +126,42 @@ class LowRank(Method[S]):
         return p, q
 
 
-class Projection(Compressor):
-    """A linear map of a matrix to a factor, and back: ``F = M E``, ``M' = F D^T``; transposed ``F = M^T E``, ``M' = D F^T``.
+Average: TypeAlias = Callable[
+    [Sequence[Sides | None], Sequence[Tensor], Sequence[Any], Peers], Exchange[list[Exchanged[Any]]]
+]
 
-    Linear, so that the network may sum the factors. What follows the m l numbers of the matrix is sent as it is.
 
-    Args:
-        m, l: the matrix's sides.
-        encode, decode: E and D, as rows: ``[r, l]``; transposed ``[r, m]``.
-        transposed: which of the two maps.
-
-    ``factor`` is the last factor that was decoded: after an exchange the mean of all, valid until the exchange has
-    ended.
+def divide(
+    average: Average,
+    sides: Sequence[Sides | None],
+    xs: Sequence[Tensor],
+    states: Sequence[Any],
+    peers: Peers,
+    *,
+    beside: bool,
+) -> Exchange[list[Exchanged[Any]]]:
+    """The results of tensors of any shapes, at least one, of which those with sides are matrices: these by ``average``, which
+    takes contiguous tensors that are not empty. ``beside``: whether what goes uncompressed joins them where it is float32.
     """
+    at = [
+        i
+        for i, (x, of) in enumerate(zip(xs, sides, strict=True))
+        if of is not None or (beside and x.dtype is torch.float32 and x.numel())
+    ]
+    if len(at) == len(xs):
+        return (yield from average(sides, _contiguous(xs), states, peers))
+    others = sorted({*range(len(xs))} - {*at})
+    runs: list[Exchange[Any]] = [DENSE.exchange_all([xs[i] for i in others], [None] * len(others), peers.only(others))]
+    if at:
+        own = [sides[i] for i in at], _contiguous([xs[i] for i in at]), [states[i] for i in at]
+        runs.append(average(*own, peers.only(at)))
+    done = yield from together(runs, None, peers.like.lent.workspace, [others, at][: len(runs)], labels=True)
+    for i, out in zip(others, done[0], strict=True):
+        out.state = states[i]
+    outs = dict(zip((*others, *at), itertools.chain(*done), strict=True))
+    return [outs[i] for i in range(len(xs))]
 
-    summable: ClassVar[bool] = True
-    overflows: ClassVar[bool] = True
 
-    def __init__(self, m: int, l: int, encode: Tensor, decode: Tensor, *, transposed: bool = False):
-        self.m, self.l, self.encode, self.decode, self.transposed = m, l, encode, decode, transposed
-        self.side, self.r = (l if transposed else m), encode.shape[0]
-        self.factor = encode.new_empty(0, self.r)
-
-    def encode_(
-        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
-    ) -> tuple[Tensor, Flag]:
-        """As :meth:`grace.Compressor.encode_`; rows whose product overflows count as not finite."""
-        wire, finite = Compressor.encode_(self, rows, rng, memory, rest)
-        if rest is None:
-            return wire, finite
-        fits = product_fits(wire[:, : self.side * self.r].view(-1, self.r).mT, self.decode)
-        return wire, and_(finite, fits if fits is True else all_finite(rest))
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        matrix, tail = self._parts(rows)
-        project = project_columns if self.transposed else project_rows
-        flat = torch.stack([project(rows, self.encode).mT.reshape(-1) for rows in matrix])  # [b, side r]
-        wire = torch.cat((flat, tail), dim=1) if tail.shape[1] else flat
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        factor = wire[:, : self.side * self.r].reshape(-1, self.side, self.r)
-        matrix, tail = self._parts(out)
-        for target, received in zip(matrix, factor.mT.contiguous(), strict=True):  # [m, l], [r, side]
-            left, right = (self.decode, received) if self.transposed else (received, self.decode)
-            add_low_rank_(target, left, right, scale)
-        add_scaled_(tail, wire[:, self.side * self.r :], scale)
-        self.factor = factor[0]
-
-    def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``[b, n]`` -> ``[b, m, l]`` and ``[b, n - m l]``, both views."""
-        size = self.m * self.l
-        return rows[:, :size].view(-1, self.m, self.l), rows[:, size:]
-
-    def facts(self, n: int) -> Facts:
-        return Facts(payload=4 * (self.side * self.r + n - self.m * self.l))
+def _contiguous(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """These, of any shapes, or copies of those that are not contiguous."""
+    return xs if all(map(Tensor.is_contiguous, xs)) else [x.contiguous() for x in xs]

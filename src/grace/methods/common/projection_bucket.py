@@ -1,184 +1,303 @@
 """The matrices of a bucket of which one factor travels, and what travels uncompressed beside them: one all-reduce.
 
-Letters: M is m x l; its factor has one of these sides, the basis the other one. All have the bits of single exchanges.
+Letters: M is m x l; its factor has one of these sides, the basis, of s rows, the other one. Matrices whose factor has l rows
+are turned; those of a kind go together.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.compute import backends, native
-from grace.compute.host import host_int64
+from grace.compute.host import host_int64, to_device
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer, Peers
+from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
-from grace.kernels import all_finite, product_fits
-from grace.kernels.low_rank.grouped import begins
-from grace.kernels.low_rank.many import LowRankMany
-from grace.kernels.noting import ROWS, THREADS, Call, Table
-from grace.methods.common.low_rank_bucket import (
-    HALF,
-    LowRankBucket,
-    LowRankPlan,
-    addresses,
-    may_open,
+from grace.kernels.low_rank.grouped import (
+    Factors,
+    add_low_rank_many,
+    begins,
+    gather_rows_many,
+    orthonormalize_many,
+    project_columns_many,
+    project_rows_many,
+    scatter_rows_many,
+    split_low_rank_many,
 )
+from grace.kernels.multi_tensor import finite_many, round_many, widen_many
+from grace.kernels.tensor_list import TensorList, poison_many
+from grace.methods.common.low_rank_bucket import LowRankBucket, LowRankPlan, OtherNumbers, find_plan, only
 from grace.methods.common.matrices import Sides
+from grace.random import Stream
+
+
+class Remainders:
+    """The numbers behind the matrices in their tensors, which travel uncompressed behind the factors.
+
+    Args:
+        ends: how many numbers precede those of each tensor. sides: likewise, in the message. sizes: numbers of each tensor.
+    """
+
+    def __init__(self, ends: Sequence[int], sides: Sequence[int], sizes: Sequence[int], device: torch.device):
+        self._at = [(t, end, side) for t, (end, side, n) in enumerate(zip(ends, sides, sizes, strict=True)) if end < n]
+        tails = [sizes[t] - end for t, end, _ in self._at]
+        self._sent, self._received, self._means = (TensorList(tails, (), (), device) for _ in range(3))
+
+    def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+        """From now on these are the tensors, rooms for their means, and their parts of the message, all flat, unless these are
+        where they were.
+        """
+        self._sent.point([xs[t][end:] for t, end, _ in self._at])
+        self._means.point([means[t][end:] for t, end, _ in self._at])
+        if parts:
+            self._received.point([parts[t][side:] for t, _, side in self._at])
+
+    def put(self, message: Tensor, *, keep: bool) -> None:
+        """Puts them into the message ``[s]``; if the rests are wanted, nothing is left."""
+        round_many(message, self._sent, self._received, 1.0)
+        if keep:
+            torch._foreach_zero_(list(self._sent.xs))
+
+    def take(self, message: Tensor) -> None:
+        """Sets the means to what the message ``[s]`` says."""
+        widen_many(message, self._received, self._means)
+
+
+class Kind:
+    """The matrices whose factors have the same side, all of m or all of l rows.
+
+    Args:
+        at: which of all tensors they are. sides: m, l and r of each. sizes: numbers of each tensor, which may go on behind the
+            matrix. turned: whether their factors have l rows. dtype: of the tensors. streams: of what is drawn for their
+            bases; may be empty.
+
+    factors: of the matrices. spans: the same with s and the factor's side in the place of m and l: bases are its lefts.
+    tails: None if no tensor goes on. whole_xs, whole_means, whole_received: of the tensors with their tails.
+    drawn: what is drawn for each basis, ``[s, r]``; None if nothing is. successors: of states like the factors; unused where
+        they are not kept here.
+    """
+
+    def __init__(
+        self,
+        at: Sequence[int],
+        sides: Sequence[Sides],
+        sizes: Sequence[int],
+        device: torch.device,
+        *,
+        turned: bool,
+        dtype: torch.dtype,
+        streams: Sequence[Stream] = (),
+    ):
+        self.at, self.turned = list(at), turned
+        self.factors = Factors(sides, begins([r * m for m, _, r in sides])[:-1], device)
+        spans = [(of[1 - turned], of[turned], of[2]) for of in sides]
+        self.spans = Factors(spans, begins([r * s for s, _, r in spans])[:-1], device)
+        numbers = [m * l for m, l, _ in sides]
+        self.matrices, self.means = (TensorList(numbers, (), (), device) for _ in range(2))
+        widths = [side * r for _, side, r in spans]
+        self.received, self.successors = (TensorList(widths, (), (), device) for _ in range(2))
+        self.tails = Remainders(numbers, widths, sizes, device) if list(sizes) != numbers else None
+        self.whole_xs, self.whole_means, self.whole_received = self.matrices, self.means, self.received
+        if self.tails is not None:
+            sent = [n - number + wire for n, number, wire in zip(sizes, numbers, widths, strict=True)]
+            self.whole_xs, self.whole_means = (TensorList(sizes, (), (), device) for _ in range(2))
+            self.whole_received = TensorList(sent, (), (), device)
+        self.olds = TensorList([s * r for s, _, r in spans], (), (), device)
+        self.drawn = TensorList(self.olds.sizes, (), streams, device) if streams else None
+        self.others = None if dtype is torch.float32 else OtherNumbers(sizes, device)
+        counts = host_int64([s * r for s, _, r in spans])
+        roots = [math.sqrt(s) for s, _, _ in spans]
+        self.up, self.down = (
+            to_device(torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(counts), device)
+            for scales in (roots, [1 / root for root in roots])
+        )
+
+    def point(
+        self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor], olds: Sequence[Tensor]
+    ) -> None:
+        """From now on these are the tensors, rooms for their means, their parts of the message, unless these are where they
+        were, and what spans their bases, of any shapes; see :meth:`TensorList.point`.
+        """
+        if self.tails is not None:
+            xs, means = ([x.view(-1) for x in each] for each in (xs, means))
+            self.tails.point(xs, means, parts)
+            self.whole_xs.point(xs)
+            self.whole_means.point(means)
+            if parts:
+                self.whole_received.point(parts)
+            xs, means, parts = (
+                [row[:n] for row, n in zip(rows, each.sizes, strict=bool(rows))]
+                for rows, each in ((xs, self.matrices), (means, self.means), (parts, self.received))
+            )
+        self.matrices.point(xs, None, means)
+        self.means.point(means)
+        self.olds.point(olds)
+        if parts:
+            self.received.point(parts)
+
+    def pair(self, factors: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+        """The left ones of them ``[s]``, and the right ones."""
+        return (bases, factors) if self.turned else (factors, bases)
 
 
 class ProjectionPlan(LowRankPlan):
     """Plan of a bucket of projections: what stays the same at every step.
 
     Args:
-        sides, sizes: as in :class:`LowRankPlan`.
-        turned: of each matrix, whether its factor is the one that has l rows.
-    """
-
-    def __init__(self, sides: Sequence[Sides | None], sizes: Sequence[int], turned: Sequence[bool]):
-        ways = iter(turned)
-        sent = [size if of is None else of[2] * of[next(ways)] for of, size in zip(sides, sizes, strict=True)]
-        LowRankPlan.__init__(self, sides, sizes, sent)
-        self.turned = list(turned)
-        self.groups = [[t for t, way in enumerate(turned) if way is turn] for turn in (False, True)]
-        self.ways = [LowRankMany([self.sides[t] for t in group]) if group else None for group in self.groups]
-        shapes = [(of[1 - way], of[way], of[2]) for of, way in zip(self.sides, turned, strict=True)]
-        self.orthonormal = LowRankMany(shapes)
-        self.bases = begins([s * r for s, _, r in shapes])
-        self.factors = begins([side * r for _, side, r in shapes])
-        self.shapes = shapes
-        counts = host_int64([s * r for s, _, r in shapes])
-        roots = [math.sqrt(s) for s, _, _ in shapes]
-        self.up = torch.tensor(roots, dtype=torch.float32, device="cpu").repeat_interleave(counts)
-        self.down = torch.tensor([1 / root for root in roots], dtype=torch.float32, device="cpu").repeat_interleave(
-            counts
-        )
-        self.finite = Table([Call(native.c.finite, (ROWS, m * l, THREADS), 0) for m, l, _ in self.sides])
-
-
-class ProjectionBucket(LowRankBucket):
-    """A step of T tensors; each method is called once, in this order.
-
-    Args:
-        plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
-        olds: of each matrix the factor, of rows of r numbers, that spans its basis. peers: who exchanges them.
+        sides, sizes, device, of: as in :class:`LowRankPlan`; tensors may go on behind their matrices. turned: of each matrix,
+            whether its factor is the one that has l rows. dtype: of the tensors. orthonormal: whether bases are not only
+            spanned by what is given for them, but are that itself. streams: of each matrix, what is drawn for its basis; may
+            be empty.
     """
 
     def __init__(
-        self, plan: ProjectionPlan, xs: Sequence[Tensor], olds: Sequence[Tensor], peers: Peers, workspace: Workspace
+        self,
+        sides: Sequence[Sides | None],
+        sizes: Sequence[int],
+        turned: Sequence[bool],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        orthonormal: bool = False,
+        streams: Sequence[Stream] = (),
+        of: Sequence[int] | None = None,
     ):
-        LowRankBucket.__init__(self, plan, xs, peers, workspace)
-        self._ways, self._olds = plan, olds
+        self.orthonormal = orthonormal
+        ways = iter(turned)
+        sent = [
+            size if of is None else of[2] * of[next(ways)] + size - of[0] * of[1]
+            for of, size in zip(sides, sizes, strict=True)
+        ]
+        LowRankPlan.__init__(self, sides, sizes, sent, device, of)
+        self.kinds = []
+        for turn in (False, True):
+            own = [t for t, way in enumerate(turned) if way is turn]
+            if own:
+                at, drawn = only(self.at, own), only(streams, own) if streams else []
+                shapes, numbers = only(self.sides, own), only(sizes, at)
+                self.kinds.append(Kind(at, shapes, numbers, device, turned=turn, dtype=dtype, streams=drawn))
+
+
+class ProjectionBucket(LowRankBucket):
+    """A step of T tensors: :meth:`sum_factors`, then :meth:`restore`.
+
+    Args:
+        plan, xs, peers: as in :class:`LowRankBucket`. olds: of each matrix the factor, ``[s, r]``, that spans its basis.
+        rooms: where xs are already float32; None: nowhere yet, or they are.
+    """
+
+    def __init__(
+        self,
+        plan: ProjectionPlan,
+        xs: Sequence[Tensor],
+        olds: Sequence[Tensor],
+        peers: Peers,
+        workspace: Workspace,
+        rooms: Sequence[Tensor] | None = None,
+    ):
+        LowRankBucket.__init__(self, plan, xs, peers, workspace, rooms)
+        self.plan = plan
+        self._wide, self._narrow, self._factors = (
+            [self.take(size) for size in sizes]
+            for sizes in (
+                *[[kind.spans.lefts[-1] for kind in plan.kinds]] * 2,
+                [kind.spans.rights[-1] for kind in plan.kinds],
+            )
+        )
+        held = dict(zip(plan.at, olds, strict=True))
+        for kind in plan.kinds:
+            xs, means = only(self.xs, kind.at), only(self.means, kind.at)
+            pieces = only(plan.pieces, kind.at) if self.moved else ()
+            kind.point(xs, means, pieces, [held[i] for i in kind.at])
 
     def sum_factors(self) -> Exchange[None]:
         """The mean of each matrix's factor under the basis that its other factor spans."""
-        plan = self._ways
-        bases = self._take(plan.bases[-1])
-        for part, old, (s, _, r) in zip(self._cut(bases, plan.bases), self._olds, plan.shapes, strict=True):
-            part.view(r, s).copy_(old.mT)
-        places = addresses(bases, plan.bases)[:-1]
-        plan.orthonormal.orthonormalize(places, places)
-        narrow = torch.mul(bases, plan.down, out=self._take(plan.bases[-1]))
-        self._wide = bases.mul_(plan.up)  # so that a product neither overflows nor vanishes
-        fine = self._are_finite(self._matrices)
-        for t, good in enumerate(fine):
-            if not good:
-                self._xs[plan.matrices[t]].zero_()
-        factors = self._take(plan.factors[-1])
-        self._project(addresses(narrow, plan.bases), addresses(factors, plan.factors))
-        message = self._take(plan.places[-1])
-        parts = self._cut(factors, plan.factors)
-        for i, part, (_, side, r) in zip(plan.matrices, parts, plan.shapes, strict=True):
-            self._part(message, i).view(side, r).copy_(part.view(r, side).mT)
-        if self._keep:
-            self._add(self._matrices, factors, -1.0)
-            if not self._certainly(factors):
-                fine = [good and self._fits(t, part) for t, (part, good) in enumerate(zip(parts, fine, strict=True))]
-        for i, good in zip(plan.matrices, fine, strict=True):
-            if not good:
-                self._part(message, i).fill_(math.nan)
-        yield from self._sum_first(message)
+        for kind, wide, factors in zip(self.plan.kinds, self._wide, self._factors, strict=True):
+            self.project(kind)
+            if self.keep:
+                left, right = kind.pair(factors, wide)
+                add_low_rank_many(left, kind.matrices, kind.factors, right, -1.0)
+            finite = finite_many(kind.whole_xs.all_set, kind.whole_xs)  # what is left of an inf or NaN is one
+            if kind.tails is not None:
+                kind.tails.put(self.message, keep=self.keep)
+            poison_many(finite, kind.whole_received)
+        yield from self.sum_message()
 
-    def restore(self) -> tuple[list[Exchanged[None]], list[Tensor]]:
-        """The means and what is left of each tensor; and the mean factor of each matrix, of rows of r numbers."""
-        plan, xs = self._ways, self._xs
-        rows = self._take(plan.factors[-1])
-        means = [
-            self._part(self._first, i).view(side, r) for i, (_, side, r) in zip(plan.matrices, plan.shapes, strict=True)
-        ]
-        for part, mean, (_, side, r) in zip(self._cut(rows, plan.factors), means, plan.shapes, strict=True):
-            part.view(r, side).copy_(mean.mT)
-        outs = [self._means[i] for i in plan.matrices]
-        torch._foreach_zero_(outs)
-        at = [out.data_ptr() for out in outs]
-        self._add(at, rows, 1.0)
-        for i, good in zip(plan.matrices, self._are_finite(at), strict=True):
-            self._fine[i] = self._fine[i] and good
-        answers, results = self._return_dense(), []
-        for i, x in enumerate(xs):
-            if self._fine[i]:
-                results.append(Exchanged(answers.get(i, self._means[i]), x if self._keep else None, None))
-            else:
-                results.append(Exchanged.poisoned(x, None))
-        return results, means
+    def project(self, kind: Kind) -> None:
+        """Puts each matrix's factor into the message."""
+        wide, narrow, factors = self.rooms_of(kind)
+        self.widen(kind.others, kind.at)
+        self.make_bases(kind, wide, narrow)
+        if kind.turned:
+            project_columns_many(factors, kind.matrices, kind.factors, narrow)
+        else:
+            project_rows_many(factors, kind.matrices, kind.factors, narrow)
+        scatter_rows_many(factors, kind.received, kind.spans, right=True)
 
-    def _project(self, bases: list[int], outs: list[int]) -> None:
-        for turned, (group, kernels) in enumerate(zip(self._ways.groups, self._ways.ways, strict=True)):
-            if kernels is not None:
-                project = kernels.project_columns if turned else kernels.project_rows
-                project(*([each[t] for t in group] for each in (self._matrices, bases, outs)))
+    def make_bases(self, kind: Kind, wide: Tensor, narrow: Tensor) -> None:
+        """Sets ``narrow [s]`` to what matrices are multiplied with, and ``wide [s]`` to what restores them from factors."""
+        gather_rows_many(wide, kind.olds, kind.spans, right=False)
+        if not self.plan.orthonormal:
+            orthonormalize_many(wide, wide, kind.spans)
+        torch.mul(wide, kind.down, out=narrow)
+        wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
 
-    def _add(self, outs: list[int], factors: Tensor, scale: float) -> None:
-        """Adds ``scale`` times the products of the factors ``[r, side]``, one after the other, and the bases to ``outs``."""
-        plan = self._ways
-        bases, there = addresses(self._wide, plan.bases), addresses(factors, plan.factors)
-        for turned, (group, kernels) in enumerate(zip(plan.groups, plan.ways, strict=True)):
-            if kernels is not None:
-                left, right = (bases, there) if turned else (there, bases)
-                kernels.add([outs[t] for t in group], [left[t] for t in group], [right[t] for t in group], scale)
+    def restore(self, *, checked: bool = False, among: Tensor | None = None) -> list[Exchanged[Any]]:
+        """The means and what is left of each tensor. ``checked``: as for :meth:`DenseTensors.results`. ``among``: ``[T]``
+        bool, which matrices may be finite; None: all.
+        """
+        results = self.plan.dense.results(self.message, self.xs, self.means, keep=self.keep, checked=checked)
+        self.finite: list[Tensor] = []  # of each kind
+        for kind in self.plan.kinds:
+            wide, _, factors = self.rooms_of(kind)
+            finite = finite_many(kind.received.all_set if among is None else among, kind.whole_received)
+            gather_rows_many(factors, kind.received, kind.spans, right=True)
+            left, right = kind.pair(factors, wide)
+            split_low_rank_many(left, kind.matrices, kind.factors, None, right)
+            if kind.tails is not None:
+                kind.tails.take(self.message)
+            finite = self.settle(finite_many(finite, kind.whole_means), kind.others, kind.whole_means)
+            self.finite.append(finite)
+            results.update(self.results_of(kind.at, finite))
+        return [results[i] for i in range(len(self.xs))]
 
-    def _are_finite(self, matrices: list[int]) -> list[bool]:
-        self._ways.finite.put(ROWS, matrices)
-        return [bool(done) for done in self._ways.finite.run(0)]
+    def received(self) -> list[Tensor]:
+        """The mean factor of each matrix, ``[side, r]``, in the message."""
+        shapes = {i: of[1:] for kind in self.plan.kinds for i, of in zip(kind.at, kind.spans.sides, strict=True)}
+        return [self.plan.pieces[i][: math.prod(shapes[i])].view(shapes[i]) for i in self.plan.at]
 
-    def _certainly(self, factors: Tensor) -> bool:
-        """True if all products of factors, of any shapes, and bases are certainly at most half the largest float32."""
-        most = float(factors.abs().max()) * float(self._wide.abs().max())
-        return most * 1.01 * max(r for _, _, r in self._ways.shapes) <= HALF
-
-    def _fits(self, t: int, factor: Tensor) -> bool:
-        """True if what is left of matrix t without the product of its flat factor and the basis counts as finite."""
-        s, side, r = self._ways.shapes[t]
-        basis = self._wide[self._ways.bases[t] : self._ways.bases[t + 1]].view(r, s)
-        fits = product_fits(factor.view(r, side), basis)
-        return bool(fits) or bool(all_finite(self._xs[self._ways.matrices[t]]))
-
-    def _cut(self, flat: Tensor, places: list[int]) -> list[Tensor]:
-        return [flat[begin:end] for begin, end in itertools.pairwise(places)]
+    def rooms_of(self, kind: Kind) -> tuple[Tensor, Tensor, Tensor]:
+        """Rooms for a kind's bases, wide and narrow, and for its factors, side by side."""
+        k = self.plan.kinds.index(kind)
+        return self._wide[k], self._narrow[k], self._factors[k]
 
 
-def open_projections(
+def find_projection_plan(
     owner: object,
     sides: Sequence[Sides | None],
     turned: Sequence[bool],
     xs: Sequence[Tensor],
-    olds: Sequence[Tensor],
-    peers: Sequence[Peer],
-) -> ProjectionBucket | None:
-    """As :func:`grace.methods.common.low_rank_bucket.open_bucket`. ``turned``: of each matrix, which factor travels;
-    ``olds``: the other one, as rows of r numbers.
+    peers: Peers,
+    workspace: Workspace,
+    *,
+    orthonormal: bool = False,
+    drawn_as: str | None = None,
+    of: Sequence[int] | None = None,
+) -> ProjectionPlan:
+    """The plan of these tensors, whose matrices have these sides. ``owner``: whose it is, hashable. ``drawn_as``: the name of
+    the method whose shared streams draw what is drawn for bases; others as in :class:`ProjectionPlan`.
     """
-    if not isinstance(peers, Peers) or not may_open(sides, xs, peers):
-        return None
-    workspace = peers.like.lent.workspace
-    assert workspace is not None
-    sizes = [x.numel() for x in xs]
-    key, way = (ProjectionBucket, owner, backends.backend(), tuple(sides), tuple(sizes)), tuple(turned)
-    plan: ProjectionPlan = workspace.find(key, way) or ProjectionPlan(sides, sizes, turned)
-    workspace.keep(key, way, plan)
-    return ProjectionBucket(plan, xs, olds, peers, workspace)
+    device, dtype, sizes = xs[0].device, xs[0].dtype, [x.numel() for x in xs]
+
+    def make() -> ProjectionPlan:
+        drawn = [i for i, of in enumerate(sides) if of is not None] if drawn_as else []
+        streams = [peers[i].shared(drawn_as or "") for i in drawn]
+        return ProjectionPlan(sides, sizes, turned, device, dtype, orthonormal=orthonormal, streams=streams, of=of)
+
+    key = (ProjectionPlan, owner, device, dtype, tuple(sizes), peers.names, peers.like.seed, drawn_as)
+    return find_plan(workspace, key, (tuple(sides), tuple(turned), of and tuple(of)), make)

@@ -1,5 +1,4 @@
-"""The matrices of a bucket on an accelerator whose factors solve ridge regressions, and what travels uncompressed beside
-them: as many launches as one of each takes, with the bits of single exchanges.
+"""The matrices of a bucket whose factors solve ridge regressions, and what travels uncompressed beside them.
 
 Letters: M is m x l; the factor that travels has one of these sides, the given one, of s rows, the other.
 """
@@ -13,13 +12,13 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer, Peers
+from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
 from grace.kernels.low_rank.grouped import draw_many, solve_ridge_many, succeed_many, unit_columns_many
 from grace.kernels.multi_tensor import clear_many, finite_many, nonzero_many
-from grace.methods.common.factor_bucket import rows_of
+from grace.methods.common.low_rank_bucket import OtherNumbers, only
 from grace.methods.common.matrices import Sides
-from grace.methods.common.turned_bucket import Kind, TurnedBucket, TurnedPlan, find_plan, rooms_of
+from grace.methods.common.projection_bucket import Kind, ProjectionBucket, ProjectionPlan, find_projection_plan
 
 
 class Ridge(NamedTuple):
@@ -32,23 +31,20 @@ class Ridge(NamedTuple):
     share: float
 
 
-class RidgeBucket(TurnedBucket):
+class RidgeBucket(ProjectionBucket):
     """A step of T tensors: either :meth:`sum_first` and :meth:`firsts`, or :meth:`sum_factors`, :meth:`restore` and
     :meth:`succeed`; each is called once.
 
     Args:
-        plan, xs, given: as in :class:`TurnedBucket`. olds: of each matrix the given factor, ``[s, r]``. lasts: the other one
-            of its state, which is to be succeeded; may be empty. after: the bucket that makes the given factors, of the same
-            matrices; its tensors already have what narrow ones hold.
-
-    finite: of the matrices, whether their first factors are, ``[T]``, once there are any.
+        plan, xs, olds, peers: as in :class:`ProjectionBucket`. lasts: of each matrix the other factor of its state, which is
+            to be succeeded; may be empty. after: the bucket that makes the given factors, of the same matrices; its tensors
+            already have what rooms hold.
     """
 
     def __init__(
         self,
-        plan: TurnedPlan,
+        plan: ProjectionPlan,
         xs: Sequence[Tensor],
-        given: Sequence[Tensor],
         olds: Sequence[Tensor],
         lasts: Sequence[Tensor],
         peers: Peers,
@@ -56,81 +52,50 @@ class RidgeBucket(TurnedBucket):
         ridge: Ridge,
         after: RidgeBucket | None = None,
     ):
-        TurnedBucket.__init__(self, plan, xs, given, olds, peers, workspace)
+        rooms = None if after is None else only(after.xs, after.plan.at)
+        ProjectionBucket.__init__(self, plan, xs, olds, peers, workspace, rooms)
         self._ridge, self._after = ridge, after
-        self.finite: Tensor | None = None
-        self._lasts = dict(zip(plan.at, lasts, strict=bool(lasts)))
-        self._news = {i: peers.like.lent.borrow_successor(last) for i, last in self._lasts.items()}
-
-    @property
-    def matrices(self) -> list[int]:
-        """The indices of those of its tensors that are matrices."""
-        return self._plan.at
-
-    def open_second(
-        self, owner: object, sides: Sequence[Sides | None], xs: Sequence[Tensor], lasts: dict[int, Tensor]
-    ) -> RidgeBucket | None:
-        """The bucket of all its matrices that fits their other factors to those that this one makes, as :func:`open_ridges`.
-        ``lasts``: of each matrix, by its number among ``xs``, the last one of these, ``[l, r]``.
-        """
-        at = self.matrices
-        some, peers = [xs[i] for i in at], self._peers.only(tuple(at))
-        olds, turned, last = self._received(), [True] * len(at), [lasts[i] for i in at]
-        return open_ridges(owner, self._ridge, [sides[i] for i in at], turned, some, olds, last, peers, after=self)
-
-    def rooms_of_matrices(self, xs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Rooms in which kernels work on its matrices, which are ``xs``, of any shapes."""
-        return xs if self._xs is self._given else [self._xs[i] for i in self.matrices]
-
-    def point(self) -> bool:
-        there = TurnedBucket.point(self)
-        for kind, _, narrow, _ in self._kinds():
+        if after is not None:
+            self.low = {t: after.low[i] for t, i in enumerate(after.plan.at) if i in after.low}
+        self._lasts = lasts
+        self._news = [peers.like.lent.borrow_successor(last) for last in lasts]
+        for kind in plan.kinds:
             if kind.drawn is not None:
-                there = there and kind.drawn.point(rows_of(kind.spans.cut(narrow, kind.spans.lefts)))
-            if self._lasts:
-                lasts, news = ([held[i] for i in kind.at] for held in (self._lasts, self._news))
-                there = there and kind.successors.point(rows_of(lasts), None, rows_of(news))
-        return there
-
-    def forget(self) -> None:
-        """The step is not made: what was borrowed for it is given back."""
-        for new in self._news.values():
-            self._peers.like.lent.give_back(new)
+                kind.drawn.point(kind.spans.cut(self.rooms_of(kind)[1], kind.spans.lefts))
+            if lasts:
+                own = [plan.at.index(i) for i in kind.at]
+                kind.successors.point(only(lasts, own), None, only(self._news, own))
 
     def sum_first(self) -> Exchange[None]:
         """The mean of each matrix's factor to the given one; what is left of the matrix is not known yet."""
-        for each in self._kinds():
-            self._project(*each)
-        yield from self._sum()
+        for kind in self.plan.kinds:
+            self.project(kind)
+        yield from self.sum_message()
 
     def firsts(self) -> dict[int, Exchanged[Any]]:
         """Results of the tensors that travelled uncompressed. First factors that are not finite become 0."""
-        (kind,) = self._plan.kinds
-        self.finite = finite_many(kind.all, kind.received)
-        clear_many(self.finite, kind.received)
-        return self._plan.dense.results(self._message, self._xs, self._means, keep=self._keep)
+        for kind in self.plan.kinds:
+            self.finite = [finite_many(kind.received.all_set, kind.received)]
+            clear_many(self.finite[0], kind.received)
+        return self.plan.dense.results(self.message, self.xs, self.means, keep=self.keep)
 
     def succeed(self) -> list[Tensor]:
         """The next value of each last factor: the mean, or where it is not finite or all of it is 0 the last one. A zero
         gradient says nothing about where to look next.
         """
-        for (kind, _, _, factors), finite in zip(self._kinds(), self._finite, strict=True):
-            succeed_many(nonzero_many(finite, kind.received), kind.successors, kind.spans, factors)
-        for last in self._lasts.values():
+        for kind, finite in zip(self.plan.kinds, self.finite, strict=True):
+            succeed_many(nonzero_many(finite, kind.received), kind.successors, kind.spans, self.rooms_of(kind)[2])
+        for last in self._lasts:
             self._peers.like.lent.give_back(last)
-        return list(self._news.values())
+        return self._news
 
-    def _widen(self, kind: Kind) -> None:
+    def widen(self, others: OtherNumbers | None, at: Sequence[int]) -> None:
         if self._after is None:
-            TurnedBucket._widen(self, kind)
+            ProjectionBucket.widen(self, others, at)
+        elif others is not None:
+            others.point(only(self.given, at), only(self.xs, at), only(self.outs, at), keep=self.keep)
 
-    def _fine(self, kind: Kind) -> Tensor:
-        if self._after is None:
-            return TurnedBucket._fine(self, kind)
-        assert self._after.finite is not None
-        return self._after.finite
-
-    def _make_bases(self, kind: Kind, wide: Tensor, narrow: Tensor) -> None:
+    def make_bases(self, kind: Kind, wide: Tensor, narrow: Tensor) -> None:
         if kind.drawn is not None:
             draw_many(narrow, kind.drawn, self._peers.like.step)
         unit_columns_many(wide, kind.olds, kind.spans, kind.drawn, self._ridge.share)
@@ -145,39 +110,51 @@ def open_ridges(
     xs: Sequence[Tensor],
     olds: Sequence[Tensor],
     lasts: Sequence[Tensor],
-    peers: Sequence[Peer],
-    *,
+    peers: Peers,
+    workspace: Workspace,
     after: RidgeBucket | None = None,
-) -> RidgeBucket | None:
-    """As :func:`grace.methods.common.turned_bucket.open_turned`. ``olds``: of each matrix the given factor; ``lasts``: as in
-    :class:`RidgeBucket`. ``after``: the bucket whose matrices these tensors are, and which makes the given factors; without
-    it fresh numbers are added to these.
+) -> RidgeBucket:
+    """A step of these tensors, whose matrices have these sides. ``turned``: of each matrix, whether its factor has l rows;
+    ``olds``: the given one. Without ``after`` fresh numbers are added to these. Others as in :class:`RidgeBucket`.
     """
-    rooms = rooms_of(sides, xs, (*olds, *lasts), peers) if after is None else after.rooms_of_matrices(xs)
-    if rooms is None:
-        return None
-    drawn_as, of = (ridge.drawn_as, None) if after is None else (None, after.matrices)
-    bucket_plan = find_plan(RidgeBucket, owner, sides, turned, xs, rooms, peers, drawn_as=drawn_as, of=of)
-    if bucket_plan is None:
-        return None
-    workspace, place, plan = bucket_plan
-    bucket = RidgeBucket(plan, rooms, xs, olds, lasts, Peers.of(peers), workspace, ridge, after)
-    if not bucket.point():
-        bucket.forget()
-        return None
-    workspace.keep(*place, plan)
-    return bucket
+    drawn_as, of = (ridge.drawn_as, None) if after is None else (None, after.plan.at)
+    plan = find_projection_plan(owner, sides, turned, xs, peers, workspace, drawn_as=drawn_as, of=of)
+    return RidgeBucket(plan, xs, olds, lasts, peers, workspace, ridge, after)
 
 
-def exchange_both(first: RidgeBucket, second: RidgeBucket) -> Exchange[tuple[dict[int, Exchanged[Any]], list[Tensor]]]:
-    """Both factors of each matrix: the second to the mean of the first, or where that is not finite to 0, so that nobody has
-    to know. ``second`` is what :meth:`RidgeBucket.open_second` has given.
+def exchange_both(
+    owner: object,
+    ridge: Ridge,
+    sides: Sequence[Sides | None],
+    xs: Sequence[Tensor],
+    qs: Sequence[Tensor],
+    peers: Peers,
+    workspace: Workspace,
+) -> Exchange[tuple[list[Exchanged[Any]], list[Tensor]]]:
+    """Both factors of each matrix: P to the last Q, and Q to the mean of P, or where that is not finite to 0, so that nobody
+    has to know.
 
     Returns:
-        The results of the tensors, by their numbers, and of each matrix what follows its last second factor.
+        The results of the tensors, and of each matrix what follows its Q.
     """
+    first = open_ridges(owner, ridge, sides, [False] * len(qs), xs, qs, (), peers, workspace)
     yield from first.sum_first()
     outs = first.firsts()
+    at = first.plan.at
+    if not at:
+        return [outs[i] for i in range(len(xs))], []
+    second = open_ridges(
+        owner,
+        ridge,
+        first.plan.sides,
+        [True] * len(qs),
+        only(xs, at),
+        first.received(),
+        qs,
+        peers.only(at),
+        workspace,
+        first,
+    )
     yield from second.sum_factors()
-    outs.update(zip(first.matrices, second.restore()[0], strict=True))
-    return outs, second.succeed()
+    outs.update(zip(at, second.restore(among=first.finite[0]), strict=True))
+    return [outs[i] for i in range(len(xs))], second.succeed()

@@ -8,13 +8,15 @@ right factor as ``[l, r]``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.compute.dispatch import operation
+from grace.compute.dispatch import NoTable, operation
 from grace.compute.host import host_int64, to_device
+from grace.flags.capturing import capturing
 from grace.kernels.blocks import block_count
 from grace.kernels.low_rank.parts import PIECE, SPAN
 from grace.kernels.tensor_list import TensorList, pair_programs
@@ -25,6 +27,8 @@ __all__ = [
     "unit_rows_many",
 ]  # fmt: skip
 
+R = TypeVar("R")
+
 
 class Factors:
     """Positions of the thin factors of T matrices, T >= 1, on a device.
@@ -32,9 +36,8 @@ class Factors:
     Args:
         sides: m, l and r of each. places: of each the number of a message where its left factor begins.
 
-    lefts, rights: where each begins among all of its kind, and where the last one ends. table: int64 ``[T, 8]`` on the device:
-        m, l, r, where the left and the right factor begin, its place, and where the sums of its rows' and of its columns'
-        pieces do; of those there are ``row_sums`` and ``column_sums``.
+    lefts, rights: where each begins among all of its kind, and where the last one ends. row_sums, column_sums: how many sums
+        of pieces of rows, and of columns, there are.
     """
 
     def __init__(self, sides: Sequence[tuple[int, int, int]], places: Sequence[int], device: torch.device):
@@ -51,21 +54,44 @@ class Factors:
             [*of, *rest]
             for of, *rest in zip(sides, self.lefts, self.rights, places, row_sums, column_sums, strict=False)
         ]
-        self.table = to_device(host_int64(lines), device)
-        self._programs: dict[tuple[int, ...], Tensor] = {}
+        self._lines = host_int64(lines)
+        self._made: dict[Hashable, Any] = {}
+
+    @property
+    def table(self) -> Tensor:
+        """int64 ``[T, 8]`` on the device: m, l, r, where the left and the right factor begin, its place, and where the sums of
+        its rows' and of its columns' pieces do.
+        """
+        return self.once("table", lambda: copied(self._lines, self.device))
 
     def programs(self, counts: Sequence[int]) -> Tensor:
         """int32 ``[programs, 2]``: for each program its matrix and its number there, where each matrix has so many; copied to
         the device once.
         """
         key = tuple(counts)
-        if key not in self._programs:
-            self._programs[key] = to_device(pair_programs(host_int64(key)), self.device)
-        return self._programs[key]
+        return self.once(("programs", key), lambda: copied(pair_programs(host_int64(key)), self.device))
+
+    def once(self, key: Hashable, make: Callable[[], R]) -> R:
+        """The result of ``make``, which follows from the sides and the key alone: computed once."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: R = self._made[key]
+        return made
 
     def cut(self, flat: Tensor, places: Sequence[int]) -> list[Tensor]:
         """The pieces of ``flat [s]`` between these places, one after the other."""
-        return [flat[begin:end] for begin, end in itertools.pairwise(places)]
+        return list(flat.split_with_sizes([end - begin for begin, end in itertools.pairwise(places)]))
+
+
+def copied(table: Tensor, device: torch.device) -> Tensor:
+    """A table of the host's, of any shape, on the device.
+
+    Raises:
+        NoTable: work is captured.
+    """
+    if capturing():
+        raise NoTable
+    return to_device(table, device)
 
 
 def begins(sizes: Sequence[int]) -> list[int]:
@@ -115,9 +141,10 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Non
 
 
 @operation
-def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:
-    """``[T]`` bool: for which matrices :func:`grace.kernels.product_fits` holds. With ``poison`` the right factors of others
-    become NaN.
+def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Tensor:
+    """``[T]`` bool: for which matrices :func:`grace.kernels.product_fits` holds; or where the host may read numbers at no
+    cost, for which the rest is finite, which is the product. With ``poison`` that is what is left of a matrix without the
+    product, and the right factors of others become NaN.
     """
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from grace.kernels import low_rank
+from grace.kernels.finite import all_finite
 from grace.kernels.low_rank.grouped import Factors
 from grace.kernels.tensor_list import TensorList
 
@@ -60,23 +61,32 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Non
         left.copy_(low_rank.orthonormalize(factor))
 
 
-def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:
+def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Tensor:
     flags = []
-    for left, right in zip(_lefts(lefts, factors), _rights(rights, factors), strict=True):
-        flags.append(torch.as_tensor(low_rank.product_fits(left, right), device=rights.device, dtype=torch.bool))
+    for t, (left, right) in enumerate(zip(_lefts(lefts, factors), _rights(rights, factors), strict=True)):
+        fits = low_rank.product_fits(left, right)
+        if fits is False:  # it was only a bound
+            fits = all_finite(_left_over(matrices.xs[t], left, right) if poison else _rests(matrices)[t])
+        flags.append(torch.as_tensor(fits, device=rights.device, dtype=torch.bool))
         if poison:
             right.masked_fill_(~flags[-1], math.nan)
     return torch.stack(flags)
 
 
+def _left_over(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """What is left of a matrix ``[1, m l]`` without the product of these factors, ``[m, l]``."""
+    left_over = x.view(left.shape[1], right.shape[1]).clone()
+    low_rank.add_low_rank_(left_over, left, right, -1.0)
+    return left_over
+
+
 def split_low_rank_many(
     lefts: Tensor, matrices: TensorList, factors: Factors, owns: Tensor | None, rights: Tensor
 ) -> None:
-    assert matrices.rests is not None
     owned = _rights(rights if owns is None else owns, factors)
     for matrix, out, left, own, right in zip(
         _matrices(matrices, factors),
-        matrices.rests,
+        _rests(matrices),
         _lefts(lefts, factors),
         owned,
         _rights(rights, factors),
@@ -106,6 +116,11 @@ def gather_rows_many(flat: Tensor, columns: TensorList, factors: Factors, right:
 def scatter_rows_many(flat: Tensor, columns: TensorList, factors: Factors, right: bool) -> None:
     for rows, x in zip((_rights if right else _lefts)(flat, factors), columns.xs, strict=True):
         x.copy_(rows.mT.reshape(1, -1))
+
+
+def _rests(matrices: TensorList) -> Sequence[Tensor]:
+    assert matrices.rests is not None
+    return matrices.rests
 
 
 def _matrices(matrices: TensorList, factors: Factors) -> Iterator[Tensor]:

@@ -117,7 +117,7 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Non
     orthonormalize_into(lefts, message, len(factors.sides), factors.table)
 
 
-def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:
+def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Tensor:
     count = len(factors.sides)
     marks = Marks(rights, count)
     launch(fit_kernel, (count,), factors.table, lefts, rights, marks.clean, HALF=HALF, POISON=poison, LOG=LOG)
