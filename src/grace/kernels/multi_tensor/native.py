@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
+from grace.flags.finite import on_host
 from grace.kernels.finite import native as declared  # noqa: F401 - says what the kernels take
 from grace.kernels.noting import MEMORY, ROWS, THREADS, WIRE, Call, Table, possible
 from grace.kernels.tensor_list import TensorList
 
 
 def clear_many(flags: Tensor, many: TensorList) -> Any:
-    return None if bool(flags.all()) else NotImplemented
+    return None if on_host(flags.device) and bool(flags.all()) else NotImplemented
 
 
 def finite_many(flags: Tensor, many: TensorList) -> Any:
@@ -63,7 +64,7 @@ def widen_many(message: Tensor, rounded: TensorList, many: TensorList) -> Any:
 
 def _takes(many: TensorList) -> bool:
     """True if native code can go through these by one call."""
-    return possible() and many.rows == 1 and len(many) > 0 and many.like.dtype is torch.float32
+    return possible() and on_host(many.device) and many.rows == 1 and len(many) > 0 and many.like.dtype is torch.float32
 
 
 def _done(table: Table) -> Tensor:

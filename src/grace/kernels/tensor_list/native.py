@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from grace.flags.finite import on_host
 from grace.kernels.tensor_list import TensorList
 
 
 def poison_many(flags: Tensor, many: TensorList) -> Any:
-    return None if bool(flags.all()) else NotImplemented
+    return None if on_host(flags.device) and bool(flags.all()) else NotImplemented

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
+from grace.flags.finite import on_host
 from grace.kernels import low_rank
 from grace.kernels.low_rank import native as declared  # noqa: F401 - says what the kernels take
 from grace.kernels.low_rank.grouped import Factors
@@ -61,6 +62,8 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Any
 
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Any:
     """Certainly all of them, as a rule: then nobody looks at each."""
+    if not on_host(rights.device):
+        return NotImplemented
     largest, most = (float(torch.linalg.vector_norm(x, math.inf)) for x in (rights, lefts))
     ranks = factors.once("ranks", lambda: max(r for _, _, r in factors.sides))
     return matrices.all_set if largest * most * 1.01 * ranks <= _HALF else NotImplemented
@@ -76,18 +79,21 @@ def split_low_rank_many(
     return _call(factors, "split_low_rank", (_MATRIX, _OUT, _LEFT, _OWN, _RIGHT, _M, _L, _R), words)
 
 
-def succeed_many(flags: Tensor, states: TensorList, factors: Factors, rights: Tensor) -> None:
+def succeed_many(flags: Tensor, states: TensorList, factors: Factors, rights: Tensor) -> Any:
     assert states.rests is not None
+    if not on_host(flags.device):
+        return NotImplemented
     news = factors.cut(rights, factors.rights)
     if bool(flags.all()):
         assert states.given_rests is not None
         turned = [new.view(r, l).mT for new, (_, l, r) in zip(news, factors.sides, strict=True)]
         torch._foreach_copy_(list(states.given_rests), turned)
-        return
+        return None
     for good, old, room, new, (_, l, r) in zip(
         flags.tolist(), states.xs, states.rests, news, factors.sides, strict=True
     ):
         room.view(l, r).copy_(new.view(r, l).mT if good else old.view(l, r))
+    return None
 
 
 def add_low_rank_many(lefts: Tensor, matrices: TensorList, factors: Factors, rights: Tensor, scale: float) -> Any:
@@ -119,7 +125,7 @@ def _call(
     addresses: of tensors, in a column of their table; of factors in a tensor ``[s]`` float32, of which a column says where
     each begins; or of nothing.
     """
-    if not possible():
+    if not (possible() and on_host(factors.device)):
         return NotImplemented
     calls: _Calls = factors.once((name, *arguments[-1:]), lambda: _Calls(factors, name, arguments))
     for slot, (what, column) in words.items():
