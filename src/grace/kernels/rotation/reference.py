@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+import grace.kernels.rotation as family
 from grace import wire as wires
 from grace.compute.host import to_device
 from grace.compute.launching import signed
@@ -109,7 +110,7 @@ def sum_rotated(
 def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, step: int) -> Tensor:
     def encode_one(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         rng = many.own_stream(t, 0) if code.private else many.shared_stream(t, 0)
-        return encode_rotated(x, code, replace(rng, step=step), memory, rest)
+        return family.encode_rotated(x, code, replace(rng, step=step), memory, rest)
 
     return encode_each(message, many, encode_one)
 
@@ -120,7 +121,7 @@ def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight:
         rows,
         many,
         [code.payload(n) for n in many.sizes],
-        lambda received, out: sum_rotated(received, out, code, weight, next(streams)),
+        lambda received, out: family.sum_rotated(received, out, code, weight, next(streams)),
     )
 
 
@@ -128,7 +129,7 @@ def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int,
     flags = []
     for t, (x, y) in enumerate(zip(many.xs, into.xs, strict=True)):
         p = x.float() if many.memories is None else x + many.memories[t]
-        y.copy_(rotate_blocks(p, block, _stream(many, t, salt, step)))
+        y.copy_(family.rotate_blocks(p, block, _stream(many, t, salt, step)))
         flags.append(p.isfinite().all())
     return torch.stack(flags)
 
@@ -143,7 +144,7 @@ def rotate_back_many(
     storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
     for t, (y, x) in enumerate(zip(many.xs, into.xs, strict=True)):
-        back = rotate_blocks_back(y, block, _stream(many, t, salt, step))
+        back = family.rotate_blocks_back(y, block, _stream(many, t, salt, step))
         if not subtract:
             x.copy_(back)
             continue
