@@ -237,16 +237,20 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
     return torch.cat(parts, dim=-1, out=out)
 
 
-def can_go_together(xs: Sequence[Tensor], peers: Peers) -> bool:
+def can_go_together(xs: Sequence[Tensor], peers: Peers, *, anywhere: bool = False) -> bool:
     """True if kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
-    either with memories and places for the rests, or with no rests wanted.
+    either with memories and places for the rests, or with no rests wanted. With ``anywhere`` also on the host.
     """
     device, dtype = xs[0].device, xs[0].dtype
-    if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
+    if on_host(device):
+        if not anywhere or dtype is not torch.float32:
+            return False
+    elif not backends.runs_triton(device) or dtype not in READ:
         return False
     if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
         return False
-    return all(x.dtype is dtype and x.is_contiguous() and x.numel() > 0 for x in xs)
+    at = xs[0].get_device()
+    return all(x.dtype is dtype and x.get_device() == at and x.is_contiguous() and x.numel() > 0 for x in xs)
 
 
 def mean_in_place(xs: Sequence[Tensor], workspace: Workspace) -> Exchange[list[Tensor]]:

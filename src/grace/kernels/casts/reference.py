@@ -22,6 +22,8 @@ def _encode(dtype: torch.dtype, t: int, x: Tensor, memory: Tensor | None, rest: 
     """Tensor t ``[b, n]``: its wires uint8 ``[b, w]``, and whether it is finite."""
     p = x if memory is None else x + memory
     finite = all_finite(p)
+    if finite is False:
+        p = torch.zeros_like(p)
     largest = torch.finfo(dtype).max
     wire = (p if rest is None else p.clamp(-largest, largest)).to(dtype)
     if rest is not None:

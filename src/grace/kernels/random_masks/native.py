@@ -57,6 +57,7 @@ def take_subsets_many(message: Tensor, many: TensorList, drawing: Drawing, step:
         row = t * many.rows
         p, rng = x if rest is None else rest, replace(many.streams[t], step=step)
         finite = all_finite(x) if rest is None or rest is x else sum_finite(x, memory, p)
+        p = p if finite else torch.zeros_like(p)
         return take_subset(p, drawing.kept[row], rng, None if rest is None else left[row]).view(torch.uint8), finite
 
     return encode_each(message.view(torch.uint8), many, take)

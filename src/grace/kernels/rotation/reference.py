@@ -20,12 +20,13 @@ from grace.flags.capturing import step_word
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_roots, repeat_by_block
+from grace.kernels.finite import all_finite
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, CentroidCode
 from grace.kernels.statistics import block_abs_max, block_norm, block_sum
 from grace.kernels.stochastic_levels import MOST, block_divide, nearest
 from grace.kernels.tensor_list import TensorList
-from grace.kernels.tensor_list.reference import encode_each, sum_each
+from grace.kernels.tensor_list.reference import encode_each, stack_flags, sum_each
 from grace.random.reference import threefry2x32
 
 if TYPE_CHECKING:
@@ -129,9 +130,9 @@ def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int,
     flags = []
     for t, (x, y) in enumerate(zip(many.xs, into.xs, strict=True)):
         p = x.float() if many.memories is None else x + many.memories[t]
+        flags.append(all_finite(p))  # before y, which may be x
         y.copy_(family.rotate_blocks(p, block, _stream(many, t, salt, step)))
-        flags.append(p.isfinite().all())
-    return torch.stack(flags)
+    return stack_flags(flags, many)
 
 
 def rotate_norms_many(storage: Tensor, many: TensorList, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:

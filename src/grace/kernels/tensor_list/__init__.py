@@ -147,6 +147,8 @@ class TensorList:
             if there is None and capturing():
                 return False
             self._there = there or self._make_table(parts)
+        elif parts != self.addresses and capturing():
+            return False
         else:
             self._there = None  # native kernels have no use for it
         self.addresses = parts  # type: ignore[assignment]
