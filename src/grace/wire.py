@@ -70,7 +70,7 @@ def split(wire: Tensor, fields: Sequence[tuple[str, torch.dtype, int]], *, slack
 
 
 def view_as(piece: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as ``dtype``: a view where the bytes are aligned and contiguous, else a copy."""
+    """Bytes ``[b, w]`` as ``dtype``: a view where the bytes are aligned and contiguous, else a copy."""
     if dtype == torch.uint8:
         return piece
     flat = piece.reshape(-1)  # one row of several is contiguous, whatever its stride says

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compute import backends, native
 from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.contract.method import Method
+from grace.errors import CompositionError
 from grace.kernels import calling_many
 from grace.kernels.tensor_list import TensorList
 from grace.memories.base import Memory
@@ -192,3 +194,32 @@ def test_mutants_are_caught(mutant: Callable[[pytest.MonkeyPatch], None], monkey
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         check(WITNESS)
+
+
+# ---- compressors without kernels ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Plain(Compressor):
+    """Sends numbers as they are, in float64, and claims so many bytes for each."""
+
+    claimed: int = 8
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        wire = rows.double()
+        if keep_rest:
+            rows.zero_()
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        out.add_(wire.float() * scale)
+
+    def facts(self, n: int) -> Facts:
+        return Facts(payload=self.claimed * n)
+
+
+def test_a_compressor_without_kernels_is_asked_for_each_tensor() -> None:
+    check(Plain())
+
+
+def test_a_wire_of_another_size_than_claimed_is_refused() -> None:
+    with pytest.raises(CompositionError, match=r"has 8 bytes, but facts\(1\)\.payload is 4"):
+        check(Plain(4))
