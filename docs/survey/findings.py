@@ -20,7 +20,7 @@ from grace_bench.survey import evidence
 from grace_bench.survey.archive import merge, read_archive
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality
 from grace_bench.survey.plan import Planned, read_plan
-from grace_bench.survey.row import TRIAL, SurveyRow
+from grace_bench.survey.row import TRIAL, SurveyRow, is_algorithm
 from grace_bench.survey.steps import LINKS, StepTable, read_steps
 
 HERE = Path(__file__).parent
@@ -196,9 +196,12 @@ def _share(sent: float) -> str:
 
 
 def read_all() -> tuple[list[SurveyRow], list[Source]]:
-    """The rows of both archives, of which an installed package knows, and where they are from."""
+    """The rows of both archives, of which an installed package knows, and where they are from. Those of algorithms are left
+    out: ``auto`` chooses methods.
+    """
     archives = [(path, read_archive(path)) for path in (ARCHIVE, LONG) if path.exists()]
-    return merge(*(rows for _, rows in archives)), [Source.of(path, rows) for path, rows in archives]
+    every = [row for row in merge(*(rows for _, rows in archives)) if not is_algorithm(row.method)]
+    return every, [Source.of(path, rows) for path, rows in archives]
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from grace.auto.calibrate import Calibration, calibrate
-from grace.auto.looks import look
 from grace.auto.model import StepClock, model_of
+from grace.auto.sources import look
 from grace.collectives import NARROW
 from grace.predict.probe import Probe
 from tests.distributed.processes import LaunchedPool, Pool, fork

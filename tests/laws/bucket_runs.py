@@ -68,6 +68,8 @@ class Run:
     gradients are of this dtype, and on this device.
     """
 
+    scatters = False  # whether tensors are rows, of which each worker gets the mean of its own
+
     def __init__(
         self,
         policy: Policy,
@@ -104,7 +106,8 @@ class Run:
         runs: list[Exchange[Any]] = []
         for worker, tracer in zip(self.workers, self.tracers, strict=True):
             worker.lr = self.rate(worker.step)
-            runs.append(tracer.trace(worker.exchange(self._give(worker.rank, worker.step))))
+            begin = worker.scatter if self.scatters else worker.exchange
+            runs.append(tracer.trace(begin(self._give(worker.rank, worker.step))))
         ops, means = self._hear(runs, [None] * len(runs))
         while ops:
             if fail_at == 0:
@@ -146,6 +149,12 @@ class Run:
             worker.switch(policy)
 
 
+class RowRun(Run):
+    """Workers that scatter rows ``[W, c]``."""
+
+    scatters = True
+
+
 def _in_place(ops: list[Collective]) -> list[Tensor]:
     """The answers; every other network puts them where it may."""
     given = answers(ops)
@@ -174,14 +183,14 @@ def story(run: Run, other: Policy | None = None) -> Iterator[Any]:
 
 def assert_same(
     policy: Policy, world: int, shapes: Shapes, other: Policy | None = None, plans: Plans = ALL,
-    dtype: torch.dtype = torch.float32, beside: str | None = None,
+    dtype: torch.dtype = torch.float32, beside: str | None = None, kind: type[Run] = Run,
 ) -> None:  # fmt: skip
     """``beside``: the backend of the workers that make no batches, if it is another one. What its kernels write of an inf, in
     the third step, is then its own: the wire is marked, and nobody reads it.
     """
     with contextlib.nullcontext() if beside is None else backends.using(beside):
-        want = list(_tell(Run(policy, world, shapes, lambda _: False, dtype), other))
-    for step, (a, b) in enumerate(zip(want, _tell(Run(policy, world, shapes, plans, dtype), other), strict=True)):
+        want = list(_tell(kind(policy, world, shapes, lambda _: False, dtype), other))
+    for step, (a, b) in enumerate(zip(want, _tell(kind(policy, world, shapes, plans, dtype), other), strict=True)):
         assert a[0] == b[0], step
         assert a[1] == b[1] or (beside is not None and step == 2), step
 

@@ -14,6 +14,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs/data/launches.md"
 HEAD = "| method | launches | questions | of them |\n| --- | --- | --- | --- |\n"
 HOPS = "| method, `communicator=scatterreduce` | launches | where W does not divide a tensor |\n| --- | --- | --- |\n"
+SHARDED = "| method, under `fully_shard` | launches |\n| --- | --- |\n"
 ROW = r"\| `(?P<spec>\S+)` \| (?P<launches>\d+) \| (?P<questions>\d+) \|"
 # Those whose kernels have to run, since they tell the host how much they send.
 RUN = (
@@ -49,6 +50,12 @@ def read_hops(page: str | None = None) -> list[tuple[str, int, int]]:
     """The page's table of launches over two hops: spec, of tensors that W divides, of others."""
     table = (page or PAGE.read_text(encoding="utf-8")).partition(HOPS)[2].partition("\n\n")[0]
     return [(spec, int(even), int(odd)) for spec, even, odd in re.findall(r"\| `(\S+)` \| (\d+) \| (\d+) \|", table)]
+
+
+def read_rows() -> list[tuple[str, int]]:
+    """The page's table of launches of a reduce-scatter of rows: spec, launches."""
+    table = PAGE.read_text(encoding="utf-8").partition(SHARDED)[2].partition("\n\n")[0]
+    return [(spec, int(launches)) for spec, launches in re.findall(r"\| `(\S+)` \| (\d+) \|", table)]
 
 
 LAUNCHES = read(PAGE.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from grace.communicators import scattered
 from grace.communicators.scattered import ScatterPlan
+from grace.communicators.server_debts import HostDebts
 from grace.compute import native
+from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError
 from grace.kernels.finite.many import Sums
@@ -237,3 +240,90 @@ def test_two_hops_of_uneven_tensors_go_as_one(method: str, memory: str):
     assert plan.bound
     assert plan.odd, "some are padded"
     assert len(plan.odd) < len(plan.sizes)
+
+
+# ---- with a server memory ---------------------------------------------------------------------------------------------
+def serving(method: str) -> Policy:
+    return Policy([("layer1", "none"), ("*", f"{method},communicator=scatterreduce,server_memory=true")])
+
+
+ONE_BIT = serving("efsignsgd:block=32")  # of OneBitAdam
+
+
+def server_owes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDebts, "add", lambda self, averages: None)
+
+
+def server_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = HostDebts.commit
+    monkeypatch.setattr(
+        HostDebts, "commit", lambda self, finite, *args: right(self, [fine and self._held[i] is None for i, fine in
+                                                                       enumerate(finite)], *args)
+    )  # fmt: skip
+
+
+def padding_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_foreach_zero_", lambda tensors: None)
+
+
+def server_of_the_next_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = HostDebts.commit
+
+    def commit(self: HostDebts, finite: Any, xs: Any, debts: Any, peer: Peer) -> list[Any]:
+        return right(self, finite, xs, debts, replace(peer, rank=(peer.rank + 1) % peer.world))
+
+    monkeypatch.setattr(HostDebts, "commit", commit)
+
+
+def server_of_the_first_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = HostDebts.commit
+    monkeypatch.setattr(HostDebts, "commit", lambda self, *args: [right(self, *args)[0]] * len(self._held))
+
+
+SERVER_MUTANTS = [
+    server_owes_nothing, server_keeps_what_it_had, padding_is_owed, server_of_the_next_rank,
+    server_of_the_first_tensor,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("mutant", SERVER_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_each_mutant_of_server_memories_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(ONE_BIT, 3, UNEVEN)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("method", ["efsignsgd:block=32", "qsgd:bits=4,bucket=32", "drive:block=16,rotation=shared"])
+def test_server_memories_go_as_one(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
+    """They follow the learning rate where no memory is around them; a step with one of 0 changes nothing."""
+    monkeypatch.setattr(Run, "rate", lambda self, step: 0.0 if step == 1 else 0.1 / (1 + step))
+    policy = serving(f"{method},memory={memory}")
+    assert_same(policy, 3, UNEVEN, plans=SOME)
+    run = Run(policy, 3, UNEVEN, ALL)
+    run.step()
+    (plan,) = (plan for plan in run.workers[0].workspace.kept.values() if isinstance(plan, ScatterPlan))
+    assert plan.bound
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_first_step_that_is_not_finite_leaves_no_server_behind(bad: int, monkeypatch: pytest.MonkeyPatch):
+    """Servers have no states after it."""
+
+    def broken(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+        given = gradients(rank, step, shapes)
+        if step <= bad:
+            for x in given.values():
+                x.view(-1)[0] = torch.nan
+        return given
+
+    monkeypatch.setattr(bucket_runs, "gradients", broken)
+    alone, batched = Run(ONE_BIT, 2, UNEVEN, lambda _: False), Run(ONE_BIT, 2, UNEVEN, ALL)
+    for _ in range(5):
+        assert alone.step() == batched.step()
+    assert alone.seen == batched.seen

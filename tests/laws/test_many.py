@@ -170,9 +170,17 @@ def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.
 
 
 def count_launches(
-    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32, world: int = 1
+    spec: str,
+    shapes: Shapes,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype = torch.float32,
+    world: int = 1,
+    *,
+    scatters: bool = False,
 ) -> int:
-    """Launches of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
+    """Launches of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs. ``scatters``:
+    shapes are those of rows, of which each worker gets the mean of its own.
+    """
     count = [0]
 
     def only_count(executor: Any, *args: Any, **_: Any) -> None:
@@ -187,18 +195,18 @@ def count_launches(
             worker._read_pending()  # what has been under way since the last step
             count[0] = 0
             if step < last:
-                _run(worker, given)
+                _run(worker, given, scatters)
             else:
                 with Unread(), WithoutSync():  # type: ignore[no-untyped-call]
-                    _run(worker, given)
+                    _run(worker, given, scatters)
             worker.workspace.reset()
             worker.advance()
     monkeypatch.undo()
     return count[0]
 
 
-def _run(worker: Worker, given: dict[str, Tensor]) -> None:
-    exchange = worker.exchange(given)
+def _run(worker: Worker, given: dict[str, Tensor], scatters: bool) -> None:
+    exchange = worker.scatter(given) if scatters else worker.exchange(given)
     op = next(exchange)
     with contextlib.suppress(StopIteration):
         while True:
@@ -371,7 +379,7 @@ def test_mutants_are_caught(
     ("where", "mutant"),
     [
         ("grace.kernels.tensor_list.triton.numbers_of", _first_row),
-        ("grace.communicators.scattered_many.agree", _poisoned),
+        ("grace.communicators.rows.agree", _poisoned),
         ("grace.communicators.scattered_many.pad_many", _nothing),
         ("grace.communicators.scattered_many.fetch_many", _nothing),
         ("torch._foreach_add_", _nothing),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from grace.collectives import Collective
 from grace.errors import TransportError
+from grace.run import threads
 from grace.run.simulate import answers
 from tests.patience import PATIENCE
 
@@ -39,49 +39,11 @@ class Loopback:
         self.error = error
 
 
-class Threads:
+class Threads(threads.Threads):
     """A network of threads in this process. Nobody comes too late: how long a machine lets a thread wait is not asked."""
 
     def __init__(self, world: int):
-        self.ops: list[Any] = [None] * world
-        self.texts: list[Any] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=PATIENCE)
-
-    def meet(self) -> None:
-        """Waits for the others, unless one of them has gone on, and failed, before this one woke up."""
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self.barrier.wait()
-
-    def member(self, rank: int) -> Any:
-        hub = self
-
-        class Member:
-            world = len(hub.ops)
-
-            def __init__(self) -> None:
-                self.rank = rank
-                self.error: BaseException | None = None
-
-            def run(self, op: Collective) -> Tensor:
-                hub.ops[rank] = op
-                hub.barrier.wait()
-                answer = answers(list(hub.ops))[rank]
-                hub.meet()  # so that nobody asks for more before all have their answers
-                return answer
-
-            def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
-                hub.texts[rank] = text
-                hub.barrier.wait()
-                texts = list(hub.texts)
-                hub.meet()
-                return texts
-
-            def close(self, error: BaseException | None = None) -> None:
-                self.error = error
-                if error is not None:
-                    hub.barrier.abort()
-
-        return Member()
+        super().__init__(world, PATIENCE)
 
 
 def in_threads(world: int, job: Any) -> list[Any]:
@@ -104,18 +66,16 @@ def run_threads(world: int, job: Any, *hubs: Threads) -> list[Any]:
             for hub in hubs:
                 hub.barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    workers = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return results
 
 
 def returned(results: list[Any]) -> list[Any]:
     """These, if nobody has failed; else raises what somebody has: who waited in vain is not who failed."""
     failed = [result for result in results if isinstance(result, BaseException)]
-    failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
-    if failed:
-        raise failed[0]
+    threads.raise_first(failed)
     return results

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from grace.adapters.handle import BaseHandle
 from grace.auto.adaptive import Adapted, Adapting
+from grace.auto.choices import read_methods
 from grace.auto.driver import Driver
 from grace.auto.explain import Explanation
-from grace.auto.saved_choice import read_methods
 from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
 from grace.contract.method import Method
@@ -24,6 +24,7 @@ from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
 from grace.run.checkpoint import Chooser
 from grace.run.saved import OwnState, refuse_dcp
+from grace.run.streams import Streams
 
 
 def read_choice(
@@ -44,6 +45,7 @@ class Choosing(BaseHandle):
 
     _driver: Driver | Adapting | None = None
     _clock: Callable[[], int] = staticmethod(time.perf_counter_ns)
+    _streams: Streams | None = None  # of the GPU that tensors are on; None: as they are
     _held: tuple[dict[str, Tensor], dict[str, Tensor]]  # buckets that wait, and where their means go
 
     def _begin_auto(self, auto: Auto | Adaptive | None) -> None:
@@ -56,8 +58,9 @@ class Choosing(BaseHandle):
                 self._driver = Adapting(self._session, auto, self._site())
             else:
                 self._driver = Driver(
-                    self._session, auto, optimizer=self._settings(), site=self._site(), clock=self._clock
-                )
+                    self._session, auto, optimizer=self._settings(), site=self._site(), clock=self._clock,
+                    streams=self._streams,
+                )  # fmt: skip
             self._driver.begin()
         except BaseException as error:
             self._session.close(error)

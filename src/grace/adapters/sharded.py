@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from grace.auto.site import Site
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.flags.capturing import capturing
+from grace.flags.finite import on_host
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
@@ -252,13 +253,13 @@ class ShardedHandle(Choosing, Handle):
             if is_plain(session, group) and session.worker.owes_nothing(held):
                 sums.copy_(session.run(sum_rows(rows), counted=True).view(-1))
                 return
-            tensors = {
-                name: parts[name].to(torch.float32, memory_format=torch.contiguous_format, copy=True) for name in held
-            }
+            tensors = {name: parts[name] for name in held}  # on an accelerator where torch left them
+            if on_host(flat.device) or session.world == 1:  # then torch goes on with the rows
+                layout = torch.contiguous_format
+                tensors = {n: x.to(torch.float32, memory_format=layout, copy=True) for n, x in tensors.items()}
             means = session.scatter(tensors, lr=lr)
-            for name, place in zip(names, torch.split(sums, widths), strict=True):
-                if name in means:
-                    place.copy_(means[name].mul_(session.world))
+            places = dict(zip(names, torch.split(sums, widths), strict=True))
+            _fill({name: places[name] for name in means}, means, session.world)
 
     def _average(self, group: ParameterGroup, flat: Tensor) -> None:
         """Replaces a flat shard by its mean over replicas: at once, or when the pass ends."""
@@ -282,15 +283,16 @@ class ShardedHandle(Choosing, Handle):
             for piece, part in zip(group.pieces, torch.split(flat, widths), strict=True)
             if piece.name in self._session.like
         }
-        given = {name: x.to(torch.float32, copy=True) for name, x in shards.items()}
+        given = {name: torch.empty_like(x, dtype=torch.float32) for name, x in shards.items()}
+        if given:
+            torch._foreach_copy_(list(given.values()), list(shards.values()))
         if self._fast is not None:  # what comes is a sum over shards, which torch divides later; a memory keeps means
             factor *= self._fast.world
-            for x in given.values():
-                x.div_(self._fast.world)
+            if given:
+                torch._foreach_div_(list(given.values()), self._fast.world)
         with self._leaving(), self._bucket_alone([piece.name for piece in group.pieces], lambda: given):
             means = self._session.exchange(given, lr=lr) if given else {}
-        for name, mean in means.items():
-            shards[name].copy_(mean.mul_(factor) if factor > 1 else mean)
+        _fill(shards, means, factor)
 
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
@@ -431,6 +433,16 @@ class ShardedHandle(Choosing, Handle):
     def _check_attached(self) -> None:
         if self._hooked is None:
             raise GraceError("this handle is detached; attach again")
+
+
+def _fill(places: Mapping[str, Tensor], means: Mapping[str, Tensor], factor: int) -> None:
+    """Sets the places, of any shapes, to their means times this factor: one operation for all of them, or two."""
+    if not means:
+        return
+    values = list(means.values())
+    if factor > 1:
+        torch._foreach_mul_(values, factor)
+    torch._foreach_copy_([places[name] for name in means], values)
 
 
 @register_door("sharded")

@@ -190,7 +190,7 @@ class Adapting:
         absent = sum(name in held and name not in measured for name in self.names)
         width = 1 + len(self.settings.choices)
         numbers = [float(absent), *(value for name in self.names for value in measured.get(name, [0.0] * width))]
-        rows = Probe(self.session.network, 1, beside=self.site.beside).all_gather_numbers(
+        rows = Probe(self.session.network, 1, beside=self.site.beside, device=self.session.device).all_gather_numbers(
             [struct.unpack("<q", struct.pack("<d", value))[0] for value in numbers]
         )
         told = [[struct.unpack("<d", struct.pack("<q", value))[0] for value in row] for row in rows]

@@ -83,6 +83,7 @@ class Calibration:
         spent: nanoseconds, by stage.
         unsure: kinds that could not be measured up to 128 KiB, though candidates need more: the line beyond is a guess.
         way: of exchanges. memory: bytes that are free for one worker, the least of all; 0: nobody asked.
+        device: kind of a worker's GPU; empty: a processor.
     """
 
     world: int
@@ -97,11 +98,12 @@ class Calibration:
     unsure: tuple[str, ...] = ()
     way: Way = TO_ALL
     memory: int = 0
+    device: str = ""
 
     @property
     def fingerprint(self) -> str:
         """The properties of a job that must be equal where its numbers are to be used again."""
-        return f"{self.world} workers over {self.transport}, {self.cores:g} cores each"
+        return f"{self.world} workers over {self.transport}, {self.device or f'{self.cores:g} cores'} each"
 
     def name_unsure(self) -> str:
         """Notes on the kinds that are ``unsure``, in words."""
@@ -323,13 +325,13 @@ def learn(probe: Probe, kind: str, sizes: Sequence[int]) -> tuple[int, ...]:
 # ---- where ranks are ------------------------------------------------------------------------------------------------
 def _share_machine(probe: Probe) -> tuple[float, int]:
     """Cores of one worker, and bytes that are free: those of its machine, over the ranks on it; the least of all ranks."""
-    rows = probe.all_gather_numbers([_machine(), resources.cores(), resources.available_memory()])
+    rows = probe.all_gather_numbers([find_machine(), resources.cores(), resources.available_memory()])
     machines = [row[0] for row in rows]
     cores = min(row[1] / machines.count(row[0]) for row in rows)
     return cores, min(row[2] // machines.count(row[0]) for row in rows)
 
 
-def _machine() -> int:
+def find_machine() -> int:
     """A number of this machine: two that are told apart have two."""
     try:
         text = _BOOT.read_text()

@@ -25,13 +25,14 @@ import random
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from grace.auto.drift import Drift
+from grace.auto.drift import Pace
 from grace.auto.trial import YIELD, Trial
 from grace.errors import AgreementError
 
 CAP = 3, 2  # times the incumbent's step, as a fraction: who takes longer has lost at once
 WATCH = 16  # steps of a block outside trials, at least
 LEAST, SPAN_NS = 4, 250_000_000  # steps, and nanoseconds, that a block of a trial has at least
+REPEATS = 5  # times that a block of which half the steps or more have compiled is begun again
 SCOUTS = 2  # times that a step beyond the cap is looked at, where it was predicted to be within
 FREE_NS = 6_000_000_000  # what may be spent in any case
 ROOM = 0.88  # of the budget, for trials and looks: telling goes on, and trials may cost more than predicted
@@ -40,13 +41,8 @@ SHORT_NS = 200_000  # a step below this is too short to be compared
 VARIES = 0.2  # of their median: blocks that vary by more cannot be compared
 BELIEVED = 0.8  # where steps cannot be compared, a plan must be predicted to take at most this of the baseline's
 LOOK_STEPS, LOOK_NS = 400, 120_000_000_000  # from one look to the next, at first
-APART, LASTING, DOUBLED = (
-    200,
-    1000,
-    8,
-)  # steps between looks at least; after which a change has lasted; times the distance
-EXCHANGES = 0.1  # of a step: where they take less, their pace says nothing
-EXCHANGE_SLACK, EXCHANGE_LIMIT = 0.15, 0.6  # of their drift: codecs and waiting are in them
+APART = 200  # steps between looks at least
+LASTING, DOUBLED = 1000, 8  # steps after which a change has lasted; times the distance
 _STALL = 4  # times the block's median: a period that is longer is left out, an evaluation or a checkpoint
 ONE = 1_000_000  # of weights
 Kind: TypeAlias = Literal["watch", "scout", "mine", "theirs"]
@@ -67,6 +63,9 @@ class Controller:
         seed: of the order of blocks. spent: nanoseconds so far, on all ranks alike. period: of a step, expected.
         first: the step of the run at which it begins.
         weights: of a step of each plan, in millionths: how many of bf16's it takes to come as far. Empty: all are alike.
+        late: steps after which the host knows what one took, and after which it has what all ranks were told. So many steps
+            of the incumbent follow each block, twice, and count for nothing.
+        why: challengers are tried.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class Controller:
         period: int | None = None,
         first: int = 0,
         weights: Sequence[int] = (),
+        late: int = 0,
+        why: str = "to see whether it is as fast as predicted",
     ):
+        self.late = late
         self.weights = list(weights) or [ONE] * len(predicted)
         self.predicted, self.baselines, self.share = list(predicted), baselines, share
-        self.current, self.queue = (
-            incumbent,
-            [(number, "to see whether it is as fast as predicted") for number in challengers],
-        )
+        self.current, self.queue = incumbent, [(number, why) for number in challengers]
         self._needed = 10_000 - round(10_000 * margin)
         self._random = random.Random(seed)
         self.step, self.elapsed = first, 0
@@ -105,13 +104,12 @@ class Controller:
         self._period = max(1, predicted[incumbent] if period is None else period)
         self._trial: Trial | None = None
         self._open_trials: dict[tuple[int, int], Trial] = {}  # of an incumbent and a rival, that go on later
-        self._scouts = 0
-        self._counts = False
-        self._periods: list[int] = []
+        self._scouts = self._repeats = 0
+        self._asked: int | None = None  # the step of a record that is under way to all ranks
         self._exchanges: list[int] = []
         self._order: list[Kind] = []
         self._pair: dict[Kind, int] = {}
-        self._forget_pace()
+        self._pace = Pace()
         self._distance = {True: 1, False: 1}  # of looks after an alarm and of others, in times of the first
         self._looked = (first, 0)  # step and nanoseconds of the last
         self._alarm: tuple[str, bool] | None = (
@@ -129,7 +127,12 @@ class Controller:
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
     def plan(self) -> int:
-        """The number of the plan that the coming step uses."""
+        """The number of the plan that the coming step uses. What has shown itself is not used until that is known."""
+        return self._shown if self.step < self._last else self.current
+
+    @property
+    def _shown(self) -> int:
+        """The number of the plan of this block."""
         return self._trial.rival if self._trial is not None and self._kind in ("scout", "theirs") else self.current
 
     @property
@@ -138,10 +141,10 @@ class Controller:
         return self._trial is not None
 
     def ended(self, period: int, elapsed: int = 0, overhead: int = 0, exchanges: int = 0) -> list[int] | None:
-        """A step has ended.
+        """A step has ended. Where the host knows later what it took, :meth:`took` is called then.
 
         Args:
-            period: nanoseconds since the last one ended, on this rank. 0: unknown.
+            period: nanoseconds since the last one ended, on this rank. 0: unknown, or not yet.
             elapsed: nanoseconds since the run began.
             overhead: nanoseconds that telling and looking have taken so far.
             exchanges: nanoseconds that this step's exchanges have taken, codecs and waiting included. 0: unknown.
@@ -150,16 +153,38 @@ class Controller:
             What to tell all ranks, if a block has ended.
         """
         self.step += 1
+        if period > 0:
+            self.took(self.step, period, exchanges)
         self._left -= 1
-        if self._counts and period > 0:
-            self._periods.append(period)
-            self._exchanges.append(exchanges)
-        self._counts = True  # the first step of a block is not counted
-        if self._left > 0:
+        if self._left > 0 or self._asked is not None:
             return None
+        self._asked = self.step
         median = _middle(self._periods)
         legal = [period for period in self._periods if period <= _STALL * median]
-        return [_middle(legal), len(legal), self.plan, self.step, elapsed, overhead, _middle(self._exchanges)]
+        exchanged = _middle(self._exchanges)
+        return [_middle(legal), len(legal), self._shown, self.step, elapsed, overhead, exchanged, self._compiled]
+
+    def took(self, step: int, period: int, exchanges: int = 0, *, compiled: bool = False) -> None:
+        """A step has taken so long, on this rank: it counts if it is of this block. ``compiled``: whether the host has waited
+        for a compiler meanwhile, which says nothing of steps that follow.
+        """
+        if not self._first < step <= self._last:
+            return
+        if compiled:
+            self._compiled += 1
+        else:
+            self._periods.append(period)
+            self._exchanges.append(exchanges)
+
+    @property
+    def ends(self) -> bool:
+        """True if a block ends with the coming step."""
+        return self._left <= 1 and self._asked is None
+
+    @property
+    def awaited(self) -> int | None:
+        """The step whose record is under way to all ranks; None: none is. No plan changes meanwhile."""
+        return self._asked
 
     def heard(self, rows: Sequence[Sequence[int]]) -> None:
         """Takes the measurements of all ranks of the block that has ended, by rank.
@@ -167,15 +192,22 @@ class Controller:
         Raises:
             AgreementError: ranks are not at the same plan and step; on all of them.
         """
-        if any(list(row[2:4]) != [self.plan, self.step] for row in rows):
+        asked, self._asked = self._asked, None
+        if any(list(row[2:4]) != [self._shown, asked] for row in rows):
             where = ", ".join(f"rank {rank} at plan {row[2]}, step {row[3]}" for rank, row in enumerate(rows))
             raise AgreementError(f"auto: ranks have decided differently: {where}")
         median, legal = max(row[0] for row in rows), min(row[1] for row in rows)
         self.elapsed = max(self.elapsed, *(row[4] for row in rows))
         overhead = max(row[5] for row in rows)
         self.spent, self._overhead = self.spent + max(0, overhead - self._overhead), max(overhead, self._overhead)
+        self._compiled = max(row[7] for row in rows)
+        if 2 * self._compiled >= max(1, self._last - self._first) and self._repeats < REPEATS:
+            self._repeats += 1
+            self._begin(self._kind, self._last - self._first + 1)
+            return
+        self._repeats = 0
         if legal:
-            self.measured[self.plan] = median
+            self.measured[self._shown] = median
         if self._kind == "watch":
             # who comes last waits for nobody: the shortest are what codecs and the link take
             self._watched(median, legal, min(row[6] for row in rows))
@@ -185,11 +217,13 @@ class Controller:
             self._compared(median, legal)
 
     def _begin(self, kind: Kind, steps: int) -> None:
+        """A block of so many steps begins, of which the first is not counted."""
         self._kind: Kind = kind
-        self._left, self._periods, self._exchanges, self._counts = steps, list[int](), list[int](), False
+        self._left, self._periods, self._exchanges, self._compiled = steps + self.late, list[int](), list[int](), 0
+        self._first, self._last = self.step + 1, self.step + steps  # those after the first, up to the last, count
 
     def _block_steps(self) -> int:
-        """Steps of a block of a trial, the first included."""
+        """Steps of a block of a trial, the first included; those after it that say nothing are not."""
         return max(LEAST, -(-SPAN_NS // self._period)) + 1
 
     # ---- outside trials ---------------------------------------------------------------------------------------------
@@ -214,24 +248,11 @@ class Controller:
         self._next()
 
     def _watch_pace(self, median: int, exchanges: int) -> None:
-        """True if steps, or exchanges, take another time than they did."""
-        reference, before = self._drift.reference, self._exchange_drift.reference
-        if self._drift.alarm(median):
-            self._say_changed(
-                f"steps take {median / 1e6:.1f} ms, and took {(reference or median) / 1e6:.1f}", pressing=True
-            )
-        elif exchanges and max(exchanges, before or 0) >= EXCHANGES * median and self._exchange_drift.alarm(exchanges):
-            words = f"exchanges take {exchanges / 1e6:.1f} ms of a step, and took {(before or exchanges) / 1e6:.1f}"
-            self._say_changed(words, pressing=False)
-
-    def _say_changed(self, words: str, *, pressing: bool) -> None:
-        self._forget_pace()
-        self._alarm = words, pressing or (self._alarm is not None and self._alarm[1])
-        self.events.append((self.step, words))
-
-    def _forget_pace(self) -> None:
-        """Forgets the pace so far: new measurements are compared with each other."""
-        self._drift, self._exchange_drift = Drift(), Drift(EXCHANGE_SLACK, EXCHANGE_LIMIT)
+        """Notes where steps, or exchanges, take another time than they did."""
+        if (change := self._pace.change(median, exchanges)) is not None:
+            words, pressing = change
+            self._alarm = words, pressing or (self._alarm is not None and self._alarm[1])
+            self.events.append((self.step, words))
 
     def ask(self, why: str) -> None:
         """Asks for a look as soon as there may be one."""
@@ -330,7 +351,9 @@ class Controller:
         trial, usual = self._now, self.measured.get(self.current, self._period)
         worth = self._worth(trial.rival, median)
         self.spent += max(0, worth - usual) * 2
-        if legal and worth * CAP[1] <= usual * CAP[0]:
+        if not legal and self._compiled:
+            self._close(won=False, words="its steps went on compiling, and could not be measured")
+        elif legal and worth * CAP[1] <= usual * CAP[0]:
             self._begin_pair()
         elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
             self._scout()  # one step may have met a stall
@@ -394,7 +417,7 @@ class Controller:
         varies = _spread([rival for rival, _ in trial.pairs])
         if trial.undecided and varies > VARIES and self.verified_at is None:
             self._give_up(f"blocks of the same plan differ by {varies:.0%}")
-        self._forget_pace()
+        self._pace.forget()
         self._next()
 
     def _change(self, number: int) -> None:

@@ -7,36 +7,33 @@ the order in which buckets are exchanged, in the thread that exchanges.
 
 from __future__ import annotations
 
-import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from grace.auto.calibrate import Calibration, calibrate, stragglers
-from grace.auto.choices import Buckets, Choice, policy_of, problem_of
-from grace.auto.classes import LOOSE, factor_of, keeps_memory, permitted
+from grace.auto.calibrate import Calibration
+from grace.auto.choices import Buckets, Choice, parts_of, policy_of
+from grace.auto.classes import LOOSE, factor_of, permitted
 from grace.auto.controller import ONE, Controller
+from grace.auto.device import OnDevice
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
-from grace.auto.looks import look
-from grace.auto.losses import Losses
-from grace.auto.model import STEPS, Model, StepClock, model_of
-from grace.auto.planner import Plan, Problem, propose, propose_again
-from grace.auto.saved_choice import parts_of
+from grace.auto.model import Losses, Model
+from grace.auto.planner import Plan
 from grace.auto.settings import Auto
 from grace.auto.site import Site
+from grace.auto.sources import Listener, OnHost, Source
 from grace.auto.trial import measured_gain
-from grace.errors import ConfigurationError, GraceWarning, stack_level
+from grace.errors import ConfigurationError
+from grace.flags.capturing import capturing
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timings
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings
 from grace.run.session import Session
-
-_MILLION = 1_000_000
+from grace.run.streams import CudaStreams, Streams
 
 
 class Driver:
@@ -47,10 +44,12 @@ class Driver:
         settings: what the user said.
         optimizer: the settings of the optimizer; None: unknown.
         site: what is exchanged, and how; None: the session's tensors are averaged.
-        clock: nanoseconds, monotonic.
+        clock: nanoseconds of the host, monotonic.
+        streams: of the GPU that tensors are on; None: as they are.
 
     Raises:
-        ConfigurationError: where it cannot choose: tensors on an accelerator, groups of parameters as one tensor.
+        ConfigurationError: where it cannot choose: tensors on an accelerator that is no GPU of CUDA's, groups of parameters
+            as one tensor.
     """
 
     def __init__(
@@ -61,6 +60,7 @@ class Driver:
         optimizer: Settings | None = None,
         site: Site | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
+        streams: Streams | None = None,
     ):
         options, self.site = session.options, site or Site.of(session)
         if options.granularity != "parameter":
@@ -69,10 +69,10 @@ class Driver:
                 "changes their methods; legal: granularity='parameter', with which a bucket's tensors of one method go "
                 "through the codec and travel together all the same. Or name a method: grace advise says which"
             )
-        if self.site.device.type not in ("cpu", "meta"):
+        if self.site.device.type not in ("cpu", "meta", "cuda"):
             raise ConfigurationError(
-                f"auto measures codecs on the processor, and these tensors are on {self.site.device}; name a method: "
-                "grace advise says which"
+                f"auto measures steps on processors and on GPUs of CUDA's, and these tensors are on {self.site.device}; name "
+                "a method: grace advise says which"
             )
         self.session, self.settings, self.clock = session, settings, clock
         self.methods, self.left_out = permitted(
@@ -91,51 +91,32 @@ class Driver:
         self.ended_by: str | None = None  # why it chooses no more
         self.loaded: Policy | None = None  # of a state that it goes on from
         self.history = History(self)
-        self._first: Plan | None = None
+        on_device = self.site.device.type == "cuda"
+        self.source: Source = OnDevice(self, streams or CudaStreams(self.site.device)) if on_device else OnHost(self)
         self._start = clock()
-        self._last = 0
         self._overhead = self.holding = self._exchanges = 0
         self.speaks = session.rank == 0 and (self.site.beside is None or self.site.beside.rank == 0)  # for all ranks
         self._coming: list[tuple[str, ...]] = []
-        self._listening: StepClock | None = None
-        self._losses = Losses()
+        self._listening: Listener | None = None
+        self.losses = Losses()
         self._measuring = False
         self._using: tuple[int, bool] = (0, False)
         self._counts = True  # whether the step that comes is a measure of others
 
     # ---- before the first step --------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Measures codecs and the link, and takes what promises to be fastest until the model is known. All ranks call it.
+        """Measures what can be known before the first step, and takes what promises to be fastest until the model is known.
+        All ranks call it.
 
         Raises:
-            TransportError: the link failed meanwhile; on all ranks.
+            ConfigurationError: two workers have one GPU; on all ranks. TransportError: the link failed meanwhile; likewise.
         """
         if self.session.world == 1:
             self.end("one worker exchanges nothing")
             return
-        kept = [method for _, method in self.settings.keep if method not in self.methods]
-        tensors = [math.prod(shape) for shape in self.buckets.exchanged.values()]
-        largest = max(*tensors, *self.buckets.numbers, min(sum(tensors), self.session.options.bucket_bytes // 4))
-        candidates = [*self.methods[:2], *kept, *self.methods[2:]]
-        self.known = calibrate(self.session.network, candidates, largest, way=self.site.way, beside=self.site.beside)
-        self.left_out = {**self.left_out, **self.known.left_out}
-        if why := self.site.refuse_memory(self.known.memory):
-            self.left_out.update((name, why) for name in self.methods if keeps_memory(name))
-            self.methods = [name for name in self.methods if not keeps_memory(name)]
-        self.methods = [name for name in self.methods if name in self.known.rates]
-        if self.speaks:
-            for text in stragglers(self.known.codecs):
-                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
-        problem = problem_of(self.buckets, None, self.known, self._careful, fuses=self.site.holds, factors=self.factors)
-        plans = [plan for method in problem.methods if (plan := problem.uniform(method)) is not None]
-        self._first = min(plans, key=lambda plan: plan.cost)
-        self.session.offer([self.site.resolve(policy_of(self._first, self.buckets))])
-        self.history.measured(self._first)
-
-    @property
-    def _careful(self) -> list[str]:
-        """Methods that may be used before errors are known."""
-        return self.methods if self.settings.error is None else self.methods[:2]
+        first = self.source.begin()
+        self.session.offer([self.site.resolve(policy_of(first, self.buckets))])
+        self.history.measured(first)
 
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
@@ -156,7 +137,7 @@ class Driver:
     @property
     def waits(self) -> bool:
         """True if the model is to wait until the exchange of the bucket that comes is over: :meth:`waited` then says so."""
-        return self._listens and not self.site.holds
+        return self._listens and not self.site.holds and self.source.holds
 
     def waited(self, nanoseconds: int) -> None:
         """The model has waited for so long; called by who computes."""
@@ -170,7 +151,8 @@ class Driver:
     def began(self) -> None:
         """A step begins; one that was broken off counts for nothing."""
         if self._coming:
-            self._coming, self._last, self._exchanges = [], 0, 0
+            self._coming, self._exchanges = [], 0
+            self.source.broke()
         if self._listening is not None:
             self._listening.began()
 
@@ -182,22 +164,30 @@ class Driver:
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
         """True if this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
         ``last``: whether the step ends with it: then nothing waits.
+
+        Raises:
+            ConfigurationError: the step is captured into a graph.
         """
         if not self.active:
             return False
+        if capturing():
+            raise ConfigurationError(
+                "auto compares methods in steps that follow one another, and a captured graph repeats one method for ever: "
+                "call handle.switch(METHOD) before the capture, with what handle.explain() says is used, or name a method"
+            )
         self._coming.append(tuple(names))
         if self._measuring:
             free = {name: x for name, x in gradients.items() if self.buckets.fixed(name) is None}
-            self._losses.measure(free, self.methods[2:], self.session.peer, self.site.way)
+            self.losses.measure(free, self.methods[2:], self.session.peer, self.site.way)
         if last or not self.site.holds:
             return False
         if self._listening is not None:
-            return True
+            return self.source.holds
         return bool(self.choices) and len(self._coming) - 1 not in self.choices[self._using[0]].flushes
 
     def exchanged(self, nanoseconds: int) -> None:
         """The buckets that have come since the last one was exchanged took so long, with codecs, the link and waiting."""
-        if self.controller is not None and self._coming:
+        if self.controller is not None and self._coming and self.source.predicts:
             self._exchanges += nanoseconds
             known, last = self.buckets.names, self._coming[-1]
             place = known.index(last) if not self.site.holds and last in known else len(self._coming) - 1
@@ -211,11 +201,13 @@ class Driver:
         """
         if not self.active or not self._coming:
             return
-        now, came, self._coming = self.clock(), tuple(self._coming), []
-        period, self._last = now - self._last if self._last and self._counts else 0, now
+        came, self._coming = tuple(self._coming), []
         counts, self._counts = self._counts, True
-        if self._is_part(came):  # such a step is no measure of whole ones
-            self._last, self._exchanges = self.clock(), 0
+        part = self._is_part(came)
+        period = self.source.ended(self._number, counts and not part)
+        if part:  # such a step is no measure of whole ones
+            self._exchanges = 0
+            self.source.goes_on()
             return
         unheard = self._listening is None and self.controller is None  # the first step
         if unheard or not self._known_buckets(came):  # DistributedDataParallel makes its buckets anew
@@ -223,14 +215,19 @@ class Driver:
         elif self._measuring:
             self._measuring = False
             free = [name for names in self.buckets.names for name in names if self.buckets.fixed(name) is None]
-            self._losses.share(free, self.methods[2:], self._tell)
+            self.losses.share(free, self.methods[2:], self.tell)
         elif self._listening is not None:
             self._listening.exchanged(counts)
             if self._listening.done:
-                self._decide()
+                self._decide(self._listening)
         elif self.controller is not None:
-            self._control(period, now)
-        self._last = self.clock()
+            self._control(self.controller, period)
+        self.source.goes_on()
+
+    @property
+    def _number(self) -> int:
+        """The number of the step that ends, as its measurements are known by."""
+        return self.session.worker.step if self.controller is None else self.controller.step + 1
 
     def _is_part(self, came: tuple[tuple[str, ...], ...]) -> bool:
         """True if a step has used a part of the model, where buckets are known and each goes alone."""
@@ -248,7 +245,7 @@ class Driver:
     def _listen(self, came: tuple[tuple[str, ...], ...]) -> None:
         """The buckets are others than were known: their steps are measured."""
         self.buckets = Buckets(came, self.site.shapes, self.settings.keep, self.site.parts)
-        self._listening = StepClock(len(came), clock=self.clock)
+        self._listening = self.source.listen(len(came))
         self._measuring = self.settings.error is not None
         if self.choices:
             current = self._using[0]
@@ -256,32 +253,28 @@ class Driver:
             self.choices, self.controller = [], None
 
     # ---- decisions --------------------------------------------------------------------------------------------------
-    def _decide(self) -> None:
-        """The model is known: plans, and offers what is worth trying."""
-        assert self._listening is not None
-        self.model = model_of(self._tell(self._listening.record()))
-        self.holding += int(1e9 * self.model.exposed) * self._listening.steps
+    def _decide(self, listening: Listener) -> None:
+        """Offers what is worth trying, if the model is known."""
         self._listening = None
-        problem = self.problem()
+        if not self.source.learn(self.tell(listening.record()), listening.steps):
+            self._listening = self.source.listen(len(self.buckets.names))
+            return
         policy, self.loaded = self.loaded, None
-        loaded = None if policy is None else self._plan_of(policy, problem)
+        loaded = None if policy is None else self._plan_of(policy)
         if policy is not None and loaded is None:
             self.history.left()
-        plans, best, challengers = propose(problem, loaded)
+        plans, best, challengers = self.source.propose(loaded)
         self.choices = [Choice.of(plan, self.buckets) for plan in plans]
         self._offer(best)
         told = self._told
         self.controller = Controller(
             _nanoseconds(plans), best, challengers, margin=self.settings.margin, share=self.settings.share, seed=self.seed,
             spent=sum(told.values()), period=int(1e9 * plans[best].seconds), first=self.session.worker.step,
-            weights=_weights(plans),
+            weights=_weights(plans), late=self.source.late, why=self.source.why,
         )  # fmt: skip
         if self.known.unsure:
             self.controller.ask(f"the link is known only so far: {self.known.name_unsure()}")
         self.history.planned(challengers)
-        if self.speaks:
-            for text in stragglers([self.model.computing]):
-                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
 
     def _offer(self, first: int) -> None:
         """The ranks agree on all choices, and use one."""
@@ -289,25 +282,20 @@ class Driver:
         self.session.offer([self.site.resolve(choice.policy) for choice in self.choices], first, also=plans)
         self._using = (first, False)
 
-    def _plan_of(self, policy: Policy, problem: Problem) -> Plan | None:
+    def _plan_of(self, policy: Policy) -> Plan | None:
         """The plan of a state that was loaded; None: not all of it was measured."""
-        parts = parts_of(policy, self.buckets, list(self.known.rates), self.session.like, self._tell)
-        return None if parts is None else problem.plan(parts)
+        parts = parts_of(policy, self.buckets, self.source.methods, self.session.like, self.tell)
+        return None if parts is None else self.source.plan(parts)
 
-    def problem(self) -> Problem:
-        """The planning problem, from all that is known."""
-        return problem_of(
-            self.buckets, self.model, self.known, self.methods, self._losses.of, self.settings.error,
-            fuses=self.site.holds, factors=self.factors,
-        )  # fmt: skip
-
-    def _control(self, period: int, now: int) -> None:
-        controller = self.controller
-        assert controller is not None
-        record = controller.ended(period, now - self._start, self._overhead, self._exchanges)
+    def _control(self, controller: Controller, period: int) -> None:
+        for step, nanoseconds, compiled in self.source.known(self._number, due=controller.ends):
+            controller.took(step, nanoseconds, compiled=compiled)
+        record = controller.ended(period, self.clock() - self._start, self._overhead, self._exchanges)
         self._exchanges = 0
         if record is not None:
-            controller.heard(self._tell(record))
+            self.source.tell(record)
+        if controller.awaited is not None and controller.step >= controller.awaited + self.source.late:
+            controller.heard(self.source.told())
             self.history.heard()
             if controller.look is not None:
                 self._look(controller, controller.look)
@@ -320,18 +308,9 @@ class Driver:
             self.session.use(wanted[0], trial=wanted[1])
 
     def _look(self, controller: Controller, why: str) -> None:
-        """Measures the link and codecs again, and plans anew."""
+        """Measures again, and plans anew."""
         start = self.clock()
-        used = dict.fromkeys(method for choice in self.choices for method in choice.plan.methods)
-        # of all candidates, or old numbers would compete with new ones
-        self.known = look(
-            self.session.network, self.known, list(self.known.rates), first=list(used), beside=self.site.beside
-        )
-        problem = self.problem()
-        plans, challengers = propose_again(
-            problem, [choice.plan.parts for choice in self.choices], controller.current, alarm=controller.pressing,
-            verified=controller.verified_at is not None,
-        )  # fmt: skip
+        plans, challengers = self.source.again(alarm=controller.pressing)
         if [plan.parts for plan in plans] != [choice.plan.parts for choice in self.choices]:
             self.choices = [Choice.of(plan, self.buckets) for plan in plans]
             self._offer(controller.current)
@@ -339,9 +318,11 @@ class Driver:
         self.history.looked(plans, challengers, why)
         controller.looked(_nanoseconds(plans), challengers, why, _weights(plans))
 
-    def _tell(self, values: Sequence[int]) -> list[list[int]]:
+    def tell(self, values: Sequence[int]) -> list[list[int]]:
+        """Everyone's whole numbers; all ranks call it."""
         start = self.clock()
-        rows = Probe(self.session.network, 1, beside=self.site.beside).all_gather_numbers(values)
+        probe = Probe(self.session.network, 1, beside=self.site.beside, device=self.session.device)
+        rows = probe.all_gather_numbers(values)
         self._overhead += self.clock() - start
         return rows
 
@@ -356,7 +337,7 @@ class Driver:
         """Nanoseconds, by what they were spent on."""
         before = self._told
         after = 0 if self.controller is None else max(0, self.controller.spent - sum(before.values()))
-        return {**before, "trials and records": after}
+        return {**before, "trials and records": after, **self.source.aside}
 
     @property
     def elapsed(self) -> int:
@@ -385,14 +366,12 @@ class Driver:
         """Number of steps that are still to be measured before it plans."""
         if not self.active or self.controller is not None:
             return 0
-        return self._measuring + (STEPS + 2 if self._listening is None else self._listening.left)
+        return self._measuring + (self.source.listens + 1 if self._listening is None else self._listening.left)
 
     def end_run(self) -> None:
         """There are no more steps: it says so, if they were too few to choose by."""
         if left := self.listens_for:
-            self.end(
-                f"the run was {left} steps too short for the model to be known: what codecs and the link said was used"
-            )
+            self.end(f"the run was {left} steps too short for the model to be known: {self.source.meanwhile} was used")
 
     def end(self, why: str) -> None:
         """It chooses no more; what it has chosen stays until something else is used."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from grace.auto.calibrate import stragglers
 from grace.auto.classes import EXACT, NAMES, evidence_of, extrapolates, steps_of
-from grace.auto.planner import Part, Plan
+from grace.auto.device import NOT_RUN
+from grace.auto.planner import Plan
 from grace.auto.trial import Gain, Trial, measured_gain
 from grace.errors import InputError
 
@@ -31,17 +32,18 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket. numbers: in it. tensors: their names. ready: share of the step after which it comes. method: chosen.
-    seconds: of its exchange, predicted. others: the same of methods that were not chosen, the fastest first. fused: whether
-    it travels with a neighbour. measured: seconds of its last exchanges on this rank, codecs and waiting for others included,
-    in the median; of buckets that travel as one, the last one says it. null: there was none.
+    """A bucket. numbers: in it. tensors: their names. ready: share of the step after which it comes; null: not measured.
+    method: chosen. seconds: of its exchange, predicted; null: nothing is predicted here. others: the same of methods that
+    were not chosen, the fastest first. fused: whether it travels with a neighbour. measured: seconds of its last exchanges on
+    this rank, codecs and waiting for others included, in the median; of buckets that travel as one, the last one says it.
+    null: there was none.
     """
 
     numbers: int
     tensors: tuple[str, ...]
-    ready: float
+    ready: float | None
     method: str
-    seconds: float
+    seconds: float | None
     others: Mapping[str, float]
     fused: bool
     measured: float | None = None
@@ -49,12 +51,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was offered. words: it. predicted, measured: seconds of a step; null: it was not run. factor: steps of it
+    """A plan that was offered. words: it. predicted, measured: seconds of a step; null: it was not. factor: steps of it
     that come as far as one of bf16, under the goal "time".
     """
 
     words: str
-    predicted: float
+    predicted: float | None
     measured: float | None
     factor: float = 1.0
 
@@ -227,7 +229,8 @@ class Explanation:
         if self.hopeless is not None:
             return f"{words}; not verified, as {self.hopeless}"
         if self.verified_at is None:
-            return f"{words}; predicted, not verified"
+            known = self.candidates[self.chosen].predicted is not None
+            return f"{words}; {'predicted, not verified' if known else 'compared with nothing yet'}"
         if self.candidates[self.chosen].words in NAMES.values():
             return f"{words}; nothing that may be used was faster, as real steps showed at step {self.verified_at}"
         return f"{words}; verified at step {self.verified_at}, {self._gain()}"
@@ -252,9 +255,9 @@ class Explanation:
                 (
                     str(k),
                     f"{bucket.numbers:,}",
-                    f"{bucket.ready:.2f}",
+                    "-" if bucket.ready is None else f"{bucket.ready:.2f}",
                     _name(bucket.method) + (" (with a neighbour)" if bucket.fused else ""),
-                    f"{1e3 * bucket.seconds:.1f} ms",
+                    _ms(bucket.seconds),
                     _measured(bucket),
                     _rejected(bucket),
                 )
@@ -277,7 +280,7 @@ def explain(driver: Driver) -> Explanation:
     if controller is not None and chosen is not None:
         for k, trial in enumerate(driver.choices):
             measured = controller.measured.get(k)
-            seconds = controller.predicted[k] / 1e9
+            seconds = controller.predicted[k] / 1e9 if driver.source.predicts else None
             taken = None if measured is None else measured / 1e9
             candidates.append(Candidate(name_plan(trial.plan), seconds, taken, trial.plan.factor))
         buckets = find_buckets(driver)
@@ -303,32 +306,31 @@ def explain(driver: Driver) -> Explanation:
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
         1 if beside is None else world, driver.settings.goal, {method: steps_of(method) for method in used},
-        extrapolates(world * (1 if beside is None else beside.world), driver.site.beyond) if set(used) - set(EXACT) else (),
+        (
+            *(extrapolates(world * (1 if beside is None else beside.world), driver.site.beyond) if set(used) - set(EXACT)
+              else ()),
+            *(() if driver.source.predicts else (NOT_RUN,)),
+        ),
     )  # fmt: skip
 
 
 def find_buckets(driver: Driver) -> list[Bucket]:
     """The buckets under the choice that a driver uses, or goes back to after a trial."""
     assert driver.controller is not None
-    number, problem = driver.controller.current, driver.problem()
+    number = driver.controller.current
     buckets = []
     for part in driver.choices[number].plan.parts:
         for j in range(part.first, part.end):
-            times = {}
-            for method in problem.methods:
-                job = problem.job(Part(j, j + 1, method))
-                if job is not None:
-                    times[method] = sum(seconds for _, seconds in job)
-            chosen = times.pop(part.method, 0.0)
-            others = dict(sorted(times.items(), key=lambda pair: pair[1]))
+            ready, times = driver.source.bucket(j)
+            others = dict(sorted(((m, t) for m, t in times.items() if m != part.method), key=lambda pair: pair[1]))
             names = driver.buckets.names[j]
             buckets.append(
                 Bucket(
                     driver.buckets.numbers[j],
                     names,
-                    problem.ready[j],
+                    ready,
                     part.method,
-                    chosen,
+                    times.get(part.method, 0.0) if driver.source.predicts else None,
                     others,
                     part.end > part.first + 1,
                     driver.history.median(number, j),
@@ -345,7 +347,7 @@ def bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
         measured = "" if bucket.measured is None else f", {_measured(bucket)} measured"
         rejected = f"; rejected: {_rejected(bucket)}" if bucket.others else ""
         lines.append(
-            f"bucket {k}, {bucket.numbers:,} numbers: {_name(bucket.method)}{fused}, {1e3 * bucket.seconds:.1f} ms predicted"
+            f"bucket {k}, {bucket.numbers:,} numbers: {_name(bucket.method)}{fused}, {_ms(bucket.seconds)} predicted"
             f"{measured}{rejected}"
         )
     return lines
@@ -382,7 +384,11 @@ def name_plan(plan: Plan) -> str:
 
 
 def _measured(bucket: Bucket) -> str:
-    return "-" if bucket.measured is None else f"{1e3 * bucket.measured:.1f} ms"
+    return _ms(bucket.measured)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms"
 
 
 def _rejected(bucket: Bucket) -> str:
@@ -394,11 +400,13 @@ def _name(method: str) -> str:
 
 
 def _step(candidate: Candidate) -> str:
-    measured = f"{1e3 * candidate.measured:.1f} ms a step measured, " if candidate.measured is not None else ""
-    text = f"{measured}{1e3 * candidate.predicted:.1f} predicted"
-    if candidate.factor == 1:
+    measured = [] if candidate.measured is None else [f"{1e3 * candidate.measured:.1f} ms a step measured"]
+    predicted = [] if candidate.predicted is None else [f"{1e3 * candidate.predicted:.1f} predicted"]
+    text = ", ".join([*measured, *predicted]) or "not tried yet"
+    known = candidate.predicted if candidate.measured is None else candidate.measured
+    if candidate.factor == 1 or known is None:
         return text
-    worth = 1e3 * candidate.factor * (candidate.predicted if candidate.measured is None else candidate.measured)
+    worth = 1e3 * candidate.factor * known
     return f"{text}; times {candidate.factor:.3g}, the steps to bf16's quality: {worth:.1f} ms"
 
 

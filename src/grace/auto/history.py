@@ -48,6 +48,9 @@ class History:
         known = self._driver.known
         if self._driver.site.note:
             self._add(self._driver.site.note)
+        if self._driver.source.line:
+            self._add(self._driver.source.line)
+            return
         seconds = sum(known.spent.values()) / 1e9
         kinds = [
             f"{kind} of {_bytes(timing.sizes[-1])} takes {1e3 * timing.seconds[-1]:.1f} ms"
@@ -64,19 +67,23 @@ class History:
         driver = self._driver
         controller, model = driver.controller, driver.model
         assert controller is not None
-        assert model is not None
         self._took.clear()
         self._trials = self._alarms = 0
-        words = self._predictions([choice.plan for choice in driver.choices])
-        self._add(
-            f"a step takes {1e3 * model.compute:.1f} ms without communication; predicted: {words}; "
-            f"uses {name_plan(driver.choices[controller.current].plan)}{self._tries(challengers)}"
-        )
+        plans = [choice.plan for choice in driver.choices]
+        used = plans[controller.current]
+        if model is None:
+            words = f"a step takes {1e3 * used.seconds:.1f} ms"
+        else:
+            words = f"a step takes {1e3 * model.compute:.1f} ms without communication; {self._predictions(plans)}"
+        self._add(f"{words}; uses {name_plan(used)}{self._tries(challengers)}")
         self._say_buckets()
 
     def looked(self, plans: Sequence[Plan], challengers: Sequence[int], why: str) -> None:
         """The link was measured again, and these plans were predicted anew."""
-        self._add(f"measured the link again, as {why}; predicted: {self._predictions(plans)}{self._tries(challengers)}")
+        if not self._driver.source.predicts:
+            self._add(f"compares again, as {why}{self._tries(challengers)}")
+            return
+        self._add(f"measured the link again, as {why}; {self._predictions(plans)}{self._tries(challengers)}")
 
     def loaded(self, measured: str) -> None:
         """A state or a checkpoint was loaded, whose methods are used from now on. ``measured``: among whom, if elsewhere."""
@@ -128,7 +135,8 @@ class History:
     # ---- how --------------------------------------------------------------------------------------------------------
     def _predictions(self, plans: Sequence[Plan]) -> str:
         times = {plan: "" if plan.factor == 1 else f" times {plan.factor:.3g} as many steps" for plan in plans}
-        return ", ".join(f"{name_plan(plan)} {1e3 * plan.seconds:.1f} ms{more}" for plan, more in times.items())
+        words = ", ".join(f"{name_plan(plan)} {1e3 * plan.seconds:.1f} ms{more}" for plan, more in times.items())
+        return f"predicted: {words}"
 
     def _tries(self, challengers: Sequence[int]) -> str:
         plans = [name_plan(self._driver.choices[number].plan) for number in challengers]

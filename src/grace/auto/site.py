@@ -63,14 +63,19 @@ class Site:
             return Buckets(self.names, self.shapes, keep, self.parts)
         return guess_buckets(self.shapes, most, keep)
 
-    def refuse_memory(self, free: int) -> str:
-        """The reason why no method with a memory fits, where each rank keeps one of all rows; empty: it fits. ``free``: bytes,
-        of one worker.
+    def refuse_memory(self, free: int, *, everywhere: bool = False) -> str:
+        """The reason why no method with a memory fits, where each rank keeps one of all rows; empty: it fits.
+
+        Args:
+            free: bytes, of one worker.
+            everywhere: whether a memory of what is exchanged is looked at as well where there are no rows.
         """
-        wanted = 4 * sum(math.prod(shape) for shape in self.shapes.values())
-        if not self.way.joins or wanted * _MEMORY <= free:
+        shapes = self.shapes if self.way.joins or self.parts is None else self.parts
+        wanted = 4 * sum(math.prod(shape) for shape in shapes.values())
+        if not (self.way.joins or everywhere) or wanted * _MEMORY <= free:
             return ""
+        of = "the rows of all ranks, " if self.way.joins else ""
         return (
-            f"keeps a memory of the rows of all ranks, {wanted / 1e9:.2g} GB on each, and {free / 1e9:.2g} GB are free, of "
-            f"which it may take one part in {_MEMORY}"
+            f"keeps a memory of {of}{wanted / 1e9:.2g} GB on each, and {free / 1e9:.2g} GB are free, of which it may take one "
+            f"part in {_MEMORY}"
         )

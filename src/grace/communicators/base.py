@@ -12,13 +12,14 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Collective, Exchange, Traffic, cost
+from grace.communicators.rows import prepare_rows, scatter_rows
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
 from grace.contract.loan import Loan
 from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere
 from grace.contract.needs import Needs
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError, PayloadError
 from grace.flags.finite import Flag, and_, fill_unless_
 from grace.flags.refusals import decode
@@ -94,6 +95,16 @@ class Communicator(Method[Any]):
             return Exchanged.poisoned(rows[peer.rank], state)
         fill_unless_(finite, mean, math.nan)
         return Exchanged(mean[0], loan.work.view(rows.shape) if peer.lent.keep_rest else None, state, finite)
+
+    def scatter_all(
+        self, rows: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """The rows of all tensors by one all-to-all; on an accelerator by as many launches as those of one tensor."""
+        whose = Peers.of(peers)
+        bucket = prepare_rows(self.compressor, self._stream, rows, whose)
+        if bucket is None:
+            return (yield from Method.scatter_all(self, rows, states, peers))
+        return (yield from scatter_rows(bucket, rows, states, whose))
 
     def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if like.numel() == 0:

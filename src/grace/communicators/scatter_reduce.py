@@ -78,7 +78,8 @@ class ScatterReduce(TwoHops):
                 return (yield from exchange_scattered(bucket, xs, states, whose))
         if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
             hops = (self._at(0), self._at(1))
-            if (run := open_scattered(hops, self._stream, xs, peers, workspace)) is not None:
+            held = states if self.server_memory else None
+            if (run := open_scattered(hops, self._stream, xs, peers, workspace, held)) is not None:
                 return (yield from run)
         return (yield from TwoHops.exchange_all(self, xs, states, peers))
 

@@ -19,6 +19,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bucket import BucketPlan
+from grace.communicators.server_debts import HostDebts
 from grace.compute import backends, native
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
@@ -38,12 +39,12 @@ class ScatterPlan:
 
     Args:
         hops: the compressors of both hops. streams: their random numbers.
-        sizes: n of each tensor. peers: who exchanges them.
+        sizes: n of each tensor. peers: who exchanges them. serves: whether there is a server memory.
 
     ``bound``: whether all calls are known, as far as has been seen.
     """
 
-    def __init__(self, hops: Hops, streams: Streams, sizes: Sequence[int], peers: Peers):
+    def __init__(self, hops: Hops, streams: Streams, sizes: Sequence[int], peers: Peers, serves: bool):
         like, (first, second) = peers.like, hops
         W = like.world
         self.sizes, self.chunks = list(sizes), [math.ceil(n / W) for n in sizes]
@@ -55,8 +56,9 @@ class ScatterPlan:
         known = [width or 0 for width in widths]
         keep = peers.memories is not None
         self.first, self.second = (
-            BoundEncoder(hop, self.chunks, known, keep, functools.partial(_stream, streams, hop, peers, number), rank,
-                         rows=1 if number else W, again=bool(number))
+            BoundEncoder(hop, self.chunks, known, keep or (serves and number == 1),
+                         functools.partial(_stream, streams, hop, peers, number), rank,
+                         rows=1 if number else W, again=number == 1)
             for number, hop in enumerate(hops)
         )  # fmt: skip
         self._first, self._second, self._peers = first, second, peers
@@ -106,6 +108,11 @@ class ScatterPlan:
             else:
                 row.fill_(0.0)
 
+    def find_finite(self, chunks: Sequence[Tensor], finite: Sequence[bool]) -> list[bool]:
+        """True for each of the chunks, ``[c]``, that is finite throughout, and was ``finite`` before."""
+        self.finite.put(ROWS, [chunk.data_ptr() for chunk in chunks])
+        return [bool(fine) and was for fine, was in zip(self.finite.run(0), finite, strict=True)]
+
     def decode(self, finite: Sequence[bool], means: list[Tensor], peers: Peers) -> None:
         """Sets means, ``[W c]`` each, to what the ranks say of their chunks; others are left as they are."""
         _, _, final, _, calls = self._decoders
@@ -123,26 +130,39 @@ class ScatterPlan:
 
 
 def open_scattered(
-    hops: Hops, streams: Streams, xs: Sequence[Tensor], peers: Peers, workspace: Workspace
+    hops: Hops,
+    streams: Streams,
+    xs: Sequence[Tensor],
+    peers: Peers,
+    workspace: Workspace,
+    states: Sequence[Any] | None,
 ) -> Exchange[list[Exchanged[Any]]] | None:
     """The exchange of tensors that are float32, contiguous and in the processor's memory; None if their calls are not known.
-    ``hops``, ``streams``: as in :class:`ScatterPlan`.
+    ``hops``, ``streams``: as in :class:`ScatterPlan`. ``states``: of the server memory, if there is one.
     """
     if not possible():
         return None
-    like, sizes = peers.like, tuple([x.numel() for x in xs])
-    key = (ScatterPlan, hops, backends.backend(), sizes, peers.names, peers.memories is None,
+    like, sizes, serves = peers.like, tuple([x.numel() for x in xs]), states is not None
+    key = (ScatterPlan, hops, backends.backend(), sizes, peers.names, peers.memories is None, serves,
            like.rank, like.world, like.seed)  # fmt: skip
     plan: ScatterPlan | None = workspace.kept.get(key)
     if plan is None:
-        plan = workspace.kept[key] = ScatterPlan(hops, streams, sizes, peers)
+        plan = workspace.kept[key] = ScatterPlan(hops, streams, sizes, peers, serves)
+    debts = None if states is None else HostDebts(states, like.lr)
+    if debts is not None and not debts.fit(plan.chunks):
+        return None
     shape = (like.world, plan.bucket.size)
     rooms = (_take(workspace, shape, torch.uint8), _take(workspace, shape, torch.uint8))
-    return _exchange(plan, xs, peers, workspace, rooms) if plan.bind(rooms, like.step) else None
+    return _exchange(plan, xs, peers, workspace, rooms, debts) if plan.bind(rooms, like.step) else None
 
 
 def _exchange(
-    plan: ScatterPlan, xs: Sequence[Tensor], peers: Peers, workspace: Workspace, rooms: tuple[Tensor, Tensor]
+    plan: ScatterPlan,
+    xs: Sequence[Tensor],
+    peers: Peers,
+    workspace: Workspace,
+    rooms: tuple[Tensor, Tensor],
+    debts: HostDebts | None,
 ) -> Exchange[list[Exchanged[Any]]]:
     bucket, step, W, rank = plan.bucket, peers.like.step, peers.like.world, peers.like.rank
     rows, keep = [x.data_ptr() for x in xs], peers.memories is not None
@@ -172,11 +192,16 @@ def _exchange(
     flat = _take(workspace, plan.parts[-1])
     chunks = [flat.data_ptr() + 4 * begin for begin in plan.parts[:-1]]
     plan.average(everywhere, chunks, flat, peers)
+    averages = flat.split_with_sizes(plan.chunks)
+    if debts is not None:
+        debts.add(averages)
     message = bucket.take(workspace, flat.device)
     if plan.second.run(chunks, bucket.addresses(message), step, chunks, chunks) is None:
         raise MemoryError("kernels: no memory to encode the chunks of a bucket")
-    if keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
-        everywhere = _keep_debts(plan, everywhere, flat, padded, peers.rests or (), rank, W)
+    if debts is not None:  # the chunks are now what the server memory keeps
+        everywhere = plan.find_finite(averages, everywhere)
+    elif keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
+        everywhere = _keep_debts(plan, everywhere, averages, padded, peers.rests or (), rank, W)
     wires.write_bucket_headers(message, bucket.words, everywhere, step)
     answer = yield AllGather(message, into=rooms[1], parts=bucket.parts)  # [W, s]
     wires.check_shape("wires", answer, rooms[1].shape)
@@ -194,16 +219,17 @@ def _exchange(
     if padded is not None:
         plan.copy.run(there, 0, [rows[i] for i in plan.odd])
     kept: Sequence[Tensor | None] = peers.rests or [None] * len(xs)
+    states = [None] * len(xs) if debts is None else debts.commit(everywhere, xs, averages, peers.like)
     return [
-        Exchanged(x, rest, None) if fine else Exchanged.poisoned(x, None)
-        for x, rest, fine in zip(xs, kept, everywhere, strict=True)
+        Exchanged(x, rest, state) if fine else Exchanged.poisoned(x, state)
+        for x, rest, state, fine in zip(xs, kept, states, everywhere, strict=True)
     ]
 
 
 def _keep_debts(
     plan: ScatterPlan,
     finite: list[bool],
-    debts: Tensor,
+    debts: Sequence[Tensor],
     padded: Tensor | None,
     rests: Sequence[Tensor],
     rank: int,
@@ -217,9 +243,8 @@ def _keep_debts(
             parts.append(padded[begin : begin + c])
         else:
             parts.append(rest.view(-1)[rank * c : (rank + 1) * c])
-    torch._foreach_add_(parts, list(debts.split_with_sizes(plan.chunks)), alpha=world)
-    plan.finite.put(ROWS, [part.data_ptr() for part in parts])
-    return [bool(fine) and was for fine, was in zip(plan.finite.run(0), finite, strict=True)]
+    torch._foreach_add_(parts, list(debts), alpha=world)
+    return plan.find_finite(parts, finite)
 
 
 def _stream(streams: Streams, compressor: Compressor, peers: Peers, hop: int, i: int) -> Stream:

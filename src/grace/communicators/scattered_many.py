@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import AllGather, AllToAll, Exchange
-from grace.communicators.bucket import BucketPlan
+from grace.collectives import AllGather, Exchange
 from grace.communicators.many import agree, give_back
+from grace.communicators.rows import RowTables
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.lent import Lent
@@ -41,8 +41,8 @@ class ScatterTables:
         like: a tensor, of any shape. rank, world: whose tables these are. keep: whether there are memories.
         works: whether both hops take work. serves: whether there is a server memory.
 
-    plan: a message, or a row of several. first: as rows that are encoded. chunks: the averages of this rank's. own: its chunks
-    of the rests. last: the means, as rows. whole: the tensors. means: rooms for them, if they are narrower than float32. odd:
+    first: the tensors as rows that are encoded, and averages of this rank's chunks. own: its chunks of the rests.
+    last: the means, as rows. whole: the tensors. means: rooms for them, if they are narrower than float32. odd:
     those that are padded, and odd_rooms. fetched: what comes from rooms in the end, and its rooms, ``fetched_rooms``.
     debts: the server memory, if there is one.
     """
@@ -61,13 +61,10 @@ class ScatterTables:
     ):
         device = like.device
         self.rank, self.world, self.works = rank, world, works
-        self.plan = plan = BucketPlan([(width, torch.uint8) for width in widths], device)
         self.chunk_sizes = [-(-n // world) for n in sizes]
         self.padded_sizes = [c * world for c in self.chunk_sizes]
-        places = [row * plan.size + begin for begin in plan.wires for row in range(world)]
-        self.first = TensorList(self.chunk_sizes, places, streams[0], device, world)
-        self.last = TensorList(self.chunk_sizes, places, streams[1], device, world)
-        self.chunks = TensorList(self.chunk_sizes, plan.wires, streams[1], device)
+        self.first = RowTables(widths, self.chunk_sizes, streams[0], streams[1], device, world)
+        self.last = TensorList(self.chunk_sizes, self.first.places, streams[1], device, world)
         self.own = TensorList(self.chunk_sizes, (), (), device)
         starts = [rank * c for c in self.chunk_sizes]
         self.debts = ServerDebts(self.chunk_sizes, starts, world, device) if serves else None
@@ -111,11 +108,11 @@ class ScatterTables:
         again = take_rooms(workspace, self.chunk_sizes, device) if self.works[1] and keeps else chunks
         return (
             self.whole.point(xs, memories, rests)
-            and self.first.point(rows, added, left)
+            and self.first.rows.point(rows, added, left)
             and self.last.point(means)
-            and self.chunks.point(chunks, None, chunks if keeps else None)
-            and (not self.works[0] or self.first.lend(work))
-            and (not self.works[1] or self.chunks.lend(again))
+            and self.first.averages.point(chunks, None, chunks if keeps else None)
+            and (not self.works[0] or self.first.rows.lend(work))
+            and (not self.works[1] or self.first.averages.lend(again))
             and (own is None or self.own.point(own))
             and (self.means is None or self.means.point(means))
             and (not odd or self.odd.point([xs[t] for t in odd], padded))
@@ -183,28 +180,20 @@ def exchange_scattered(
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers.like
-    plan, W, device, step = tables.plan, peer.world, xs[0].device, peer.step
-    storage = tables.chunks.xs[0]
+    plan, chunks, W, device, step = tables.first.plan, tables.first.averages, peer.world, xs[0].device, peer.step
+    storage = chunks.xs[0]
     if tables.odd_places:
         pad_many(storage, tables.odd, tables.odd_rooms)
-    message = workspace.take((W, plan.size), torch.uint8, device)
-    plan.clear_padding(message)
-    finite = first.encode_many_(message.view(-1), tables.first, bucket.streams[0])
-    wires.write_bucket_flags(message, plan.words, finite, step)
-    answer = yield AllToAll(message, parts=plan.parts)
-    wires.check_shape("wires", answer, message.shape)
-    theirs = answer.contiguous()
-    legal = first.aggregate_many_(theirs, tables.chunks, 1 / W, bucket.streams[0])
-    finite = agree(theirs, plan.words, legal, tables.chunks, peers, clear=True, overflows=first.overflows)  # [T]
+    finite = yield from tables.first.exchange(first, bucket.streams[0], peers, workspace, clear=True)  # [T]
     if tables.debts is not None:
         tables.debts.add(peer.lr)
 
     message = plan.take(workspace, device)
-    second.encode_many_(message, tables.chunks, bucket.streams[1])
+    second.encode_many_(message, chunks, bucket.streams[1])
     if tables.debts is not None:  # the chunks are now what the server memory keeps
-        finite = finite_many(finite, tables.chunks)
+        finite = finite_many(finite, chunks)
     elif tables.keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
-        torch._foreach_add_(list(tables.own.xs), list(tables.chunks.xs), alpha=W)  # one worker's share of a mean is 1/W
+        torch._foreach_add_(list(tables.own.xs), list(chunks.xs), alpha=W)  # one worker's share of a mean is 1/W
         finite = finite_many(finite, tables.own)
     wires.write_bucket_flags(message, plan.words, finite, step)
     room = workspace.take((W, plan.size), torch.uint8, device)

@@ -1,5 +1,5 @@
-"""Server memories of a bucket on an accelerator: what the owner of chunks owes is added to all averages by one launch, and
-what follows it chosen by another.
+"""Server memories of a bucket: what the owner of chunks owes is added to all averages by one operation, and what follows it
+chosen by another; on an accelerator by one launch each, without asking the host.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from grace.communicators.two_hops import ServerDebt
-from grace.contract.learning_rate import choose_rate, lr_ratio, stack_rates
+from grace.contract.learning_rate import choose_rate, lr_ratio, scale, stack_rates
 from grace.contract.lent import Lent
+from grace.contract.loan import succeed_all
+from grace.contract.peer import Peer
 from grace.kernels.multi_tensor import weigh_many
 from grace.kernels.tensor_list import TensorList, settle_many
 
 
 class ServerDebts:
-    """The errors of the compressed averages of a bucket, kept by their owners.
+    """The errors of the compressed averages of a bucket on an accelerator, kept by their owners.
 
     Args:
         sizes: c of each average. starts: where it begins in its tensor. world: W.
@@ -89,6 +91,52 @@ class ServerDebts:
         )
         both = zip(held, self._successors, rates, strict=True)
         return [debt._replace(debt=after, lr=rate) for debt, after, rate in both]
+
+
+class HostDebts:
+    """The errors of the compressed averages of a bucket, in the processor's memory.
+
+    Args:
+        states: of all tensors. lr: the learning rate that they follow; None: they follow none.
+    """
+
+    def __init__(self, states: Sequence[Any], lr: float | None):
+        self._held, self._lr = [ServerDebt.read(state) for state in states], lr
+
+    def fit(self, sizes: Sequence[int]) -> bool:
+        """True if they can be added to averages of so many numbers as they are."""
+        return all(
+            held is None or (held.debt.shape == (c,) and held.debt.dtype is torch.float32 and held.debt.is_cpu)
+            for held, c in zip(self._held, sizes, strict=True)
+        )
+
+    def add(self, averages: Sequence[Tensor]) -> None:
+        """Adds what is owed to the averages, ``[c]`` each."""
+        owing = [(held, average) for held, average in zip(self._held, averages, strict=True) if held is not None]
+        if owing:
+            ratios = [1.0 if self._lr is None else lr_ratio(held.lr, self._lr) for held, _ in owing]
+            debts = [scale(held.debt, ratio) for (held, _), ratio in zip(owing, ratios, strict=True)]
+            torch._foreach_add_([average for _, average in owing], debts)
+
+    def commit(self, finite: Sequence[bool], xs: Sequence[Tensor], debts: Sequence[Tensor], peer: Peer) -> list[Any]:
+        """The states after a step that left these ``debts``, ``[c]`` each, of this rank's chunks of xs of any shapes: those of
+        tensors that were ``finite``.
+        """
+        if self._lr == 0:  # nothing was applied
+            return list(self._held)
+        tails = [debt[max(0, x.numel() - peer.rank * len(debt)) :] for x, debt in zip(xs, debts, strict=True)]
+        if tails := [tail for tail in tails if len(tail)]:  # padding
+            torch._foreach_zero_(tails)
+        olds = [
+            torch.zeros_like(new) if held is None else held.debt for held, new in zip(self._held, debts, strict=True)
+        ]
+        afters, lr = succeed_all(finite, debts, olds, peer.lent), self._lr or 0.0
+        news = []
+        for held, after, fine, x in zip(self._held, afters, finite, xs, strict=True):
+            if fine and held is None:
+                held = ServerDebt(after, peer.rank * len(after), peer.world, tuple(x.shape), lr)
+            news.append(held._replace(debt=after, lr=lr) if fine and held is not None else held)
+        return news
 
 
 def _fits(held: ServerDebt, average: Tensor) -> bool:

@@ -83,11 +83,8 @@ class TwoHops(Communicator):
         return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
 
     def _goes_together(self, like: Tensor) -> bool:
-        """True if tensors like this one may go as a batch: those with a server memory, or whose means may overflow, where
-        kernels take many tensors.
-        """
-        anywhere = not (self.server_memory or self.compressor.overflows)
-        return anywhere or (not on_host(like.device) and backends.runs_triton(like.device))
+        """True if tensors like this one may go as a batch: those whose means may overflow, where kernels take many tensors."""
+        return not self.compressor.overflows or (not on_host(like.device) and backends.runs_triton(like.device))
 
     def kinds(self, state: Any) -> Any:
         if state is None:

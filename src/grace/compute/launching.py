@@ -6,6 +6,7 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     assert first is not None
     given = [first if arg is None else arg for arg in given]
     with _on(first):
-        kernel[grid](*given, **constants, **OPTIONS)
+        _compiled.add(id(kernel[grid](*given, **constants, **OPTIONS)))  # what Triton keeps, with its binary
+
+
+_compiled: set[int] = set()  # of each kernel one for each kind of arguments
+
+
+def count_compiled() -> int:
+    """Number of kernels that this process has compiled, or loaded from a cache, when they were launched for the first time,
+    and of graphs that ``torch.compile`` has made: in a step in which it grows the host has waited for a compiler.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return len(_compiled) + (0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"]))
 
 
 def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic
+from grace.collectives import AllReduce, Exchange, Parts, Traffic
 from grace.contract.conversation import Conversation
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call
@@ -28,6 +28,7 @@ from grace.errors import CompositionError, InputError
 from grace.flags.finite import Flag, flag
 
 S = TypeVar("S")
+NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)  # one for each tensor and step: a frozen one takes four times as long to make
@@ -141,6 +142,17 @@ class Method(Conversation[S]):
         out = yield from self.exchange(rows, state, peer)
         return replace(out, mean=out.mean[peer.rank])
 
+    def scatter_all(
+        self, rows: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[S]]]:
+        """A step of a reduce-scatter of several tensors, at least one: with the bits of :meth:`scatter`, which by default run
+        together. An override holds to what :meth:`exchange_all` says, where the method :attr:`has_scatter`. Rows may also be
+        bfloat16 or float16, and the parts of the rows of one matrix: unless they are read where they are, it is copies that
+        are scattered.
+        """
+        runs = [self.scatter(plain_rows(x), state, peer) for x, state, peer in zip(rows, states, peers, strict=True)]
+        return (yield from together(runs, workspace=peers[0].lent.workspace))
+
     @abc.abstractmethod
     def facts(self, like: Tensor) -> Facts:
         """Claims of the method for tensors of this shape (``like`` may be on the meta device)."""
@@ -181,13 +193,19 @@ class Method(Conversation[S]):
         return None
 
 
-def check_rows(rows: Tensor, peer: Peer) -> None:
-    """Checks what is to be scattered: ``[W, c]`` float32.
+def plain_rows(rows: Tensor) -> Tensor:
+    """Rows ``[W, c]`` as they are scattered: contiguous, and float32 instead of a narrower type; a copy unless they are so."""
+    return (rows.float() if rows.dtype in NARROW else rows).contiguous()
+
+
+def check_rows(rows: Tensor, peer: Peer, *, narrow: bool = False) -> None:
+    """Checks what is to be scattered: ``[W, c]`` float32; ``narrow``: or of 16 bits.
 
     Raises:
         InputError: it is something else.
     """
-    if rows.ndim != 2 or rows.shape[0] != peer.world or rows.dtype != torch.float32:
+    legal = (torch.float32, *NARROW) if narrow else (torch.float32,)
+    if rows.ndim != 2 or rows.shape[0] != peer.world or rows.dtype not in legal:
         given = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
         raise InputError(
             f"{peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
@@ -203,6 +221,16 @@ def hold_everywhere(holds: Flag, beside: Tensor) -> Exchange[Flag]:
     """
     broken = torch.logical_not(torch.as_tensor(holds, device=beside.device, dtype=torch.bool)).to(torch.uint8)
     return flag((yield AllReduce(broken.view(1), "max"))[0] == 0)
+
+
+def hold_everywhere_all(holds: Tensor) -> Exchange[Tensor]:
+    """As :func:`hold_everywhere` of T tensors at once, on an accelerator: ``[T]`` bool of ``[T]``, the same bytes."""
+    each, count = 4, len(holds)  # bytes, where several are put side by side
+    broken = holds.logical_not().to(torch.int32).view(torch.uint8)
+    if count == 1:
+        each, broken = 1, broken[:1]
+    answer = yield AllReduce(broken, "max", parts=Parts(tuple(range(count)), (each,) * count))
+    return answer[::each] == 0
 
 
 def refuse_unpromised(given: object) -> None:

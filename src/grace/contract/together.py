@@ -237,9 +237,10 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
     return torch.cat(parts, dim=-1, out=out)
 
 
-def can_go_together(xs: Sequence[Tensor], peers: Peers, *, anywhere: bool = False) -> bool:
+def can_go_together(xs: Sequence[Tensor], peers: Peers, *, rows: int = 0, anywhere: bool = False) -> bool:
     """True if kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
-    either with memories and places for the rests, or with no rests wanted. With ``anywhere`` also on the host.
+    either with memories and places for the rests, or with no rests wanted. With ``rows``, xs have so many of them, and those
+    of all may be as far apart. With ``anywhere`` also on the host.
     """
     device, dtype = xs[0].device, xs[0].dtype
     if on_host(device):
@@ -250,7 +251,13 @@ def can_go_together(xs: Sequence[Tensor], peers: Peers, *, anywhere: bool = Fals
     if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
         return False
     at = xs[0].get_device()
-    return all(x.dtype is dtype and x.get_device() == at and x.is_contiguous() and x.numel() > 0 for x in xs)
+    if not all(x.dtype is dtype and x.get_device() == at and x.numel() > 0 for x in xs):
+        return False
+    if rows and not all(x.ndim == 2 and len(x) == rows for x in xs):
+        return False
+    if all(x.is_contiguous() for x in xs):
+        return True
+    return rows > 0 and all(x.stride() == (xs[0].stride(0), 1) for x in xs)
 
 
 def mean_in_place(xs: Sequence[Tensor], workspace: Workspace) -> Exchange[list[Tensor]]:

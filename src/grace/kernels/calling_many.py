@@ -66,7 +66,7 @@ def encode_rows(
     step: int | None = None,
 ) -> Any:
     """As :func:`encode_many`, with the layout of the rows of tensor t, which need not follow from their size alone."""
-    if many.dtype is not torch.float32 or not possible():
+    if many.dtype is not torch.float32 or many.gap[0] or not possible():
         return NotImplemented
     key = (id(kernel), spec, step is None, many.memories is None, many.rests is None)
     return many.once(key, lambda: _Encoders(kernel, many, layout_of, keys)).run(message, many, step or 0)
@@ -113,7 +113,7 @@ def sum_listed(
     """As :func:`sum_many`, calls ``kernel(wires, *call(r), threads)`` for row r of all rows, or if there are lists, which
     begin so many bytes into the wires of each row, ``kernel(wires, lists, *call(r), threads)``.
     """
-    if many.dtype is not torch.float32 or not possible():
+    if many.dtype is not torch.float32 or many.gap[0] or not possible():
         return NotImplemented
     key = (id(kernel), spec, len(rows))
     return many.once(key, lambda: _Decoders(kernel, len(rows), many, call, lists and lists())).run(rows, many, step)

@@ -36,7 +36,7 @@ from grace.memories.many import (
     weigh_,
     weigh_many_,
 )
-from grace.memories.turns import find, forget, keep, may_keep
+from grace.memories.turns import Turns, find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -179,26 +179,28 @@ class ErrorFeedback(Memory[S]):
                 lent.give_back(rest)
             return (yield from Method.exchange_all(self, xs, states, peers))
         outs = yield from self.method.exchange_all(xs if adds else rests, [state[1] for state in states], lending)
-        if turns is not None and all(o.finite is True and o.rest is r for o, r in zip(outs, rests, strict=True)):
-            for out, after in zip(outs, turns.successors, strict=True):
-                out.rest, out.state = None, after  # they are ours
-            return outs
-        forget(peers.names, workspace)
         if narrow:
             narrow_many_(outs, xs, rests, workspace)
-        afters, spent = _settle(outs, memories, rests, workspace)
-        results = [
-            Exchanged(out.mean, None, FeedbackState(memory, out.state), out.finite)
-            for out, memory in zip(outs, afters, strict=True)
-        ]
-        free = [FeedbackState(rest, out.state) for out, rest in zip(outs, spent, strict=True)]
-        if may_keep(free, workspace):
-            assert workspace is not None
-            keep(peers.names, [out.state for out in results], free, workspace)
-        else:
-            for rest, _ in free:
-                lent.give_back(rest)
-        return results
+        return _keep(outs, peers, states, memories, rests, turns)
+
+    def scatter_all(
+        self, rows: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """The memories of all rows are added as in :meth:`scatter`, by a method inside that adds them."""
+        whose, exact = Peers.of(peers), type(self) is ErrorFeedback  # a subclass may exchange otherwise
+        known = whose.like.lent.applied_as in (None, torch.float32) and all(x.dtype in READ for x in rows)
+        if not (exact and known and self._adds_as_is and self.method.adds_memory):
+            return (yield from Method.scatter_all(self, rows, states, peers))
+        lent, workspace = whose.like.lent, whose.like.lent.workspace
+        turns = find(whose.names, rows, states, workspace)
+        memories = [state[0] for state in states] if turns is None else turns.memories
+        if turns is None and not all(map(_fits, memories, rows)):
+            return (yield from Method.scatter_all(self, rows, states, peers))
+        rests = [lent.borrow_successor(memory) for memory in memories] if turns is None else turns.rests
+        like = replace(whose.like, lr=None, lent=Lent(workspace=workspace))
+        lending = Peers(like, whose.names, memories, rests)
+        outs = yield from self.method.scatter_all(rows, [state[1] for state in states], lending)
+        return _keep(outs, whose, states, memories, rests, turns)
 
     def exchange_into(
         self, targets: Sequence[Tensor], xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
@@ -279,6 +281,38 @@ def _add(
         if workspace is not None:
             workspace.kept[key] = sums
     sums.run(*([tensor.data_ptr() for tensor in each] for each in (xs, memories, rests)))
+
+
+def _keep(
+    outs: list[Exchanged[Any]],
+    peers: Peers,
+    states: Sequence[Any],
+    memories: Sequence[Tensor],
+    rests: Sequence[Tensor],
+    turns: Turns | None,
+) -> list[Exchanged[Any]]:
+    """The results, with what is owed after them: memories and rests take turns where they can."""
+    workspace = peers.like.lent.workspace
+    if turns is not None and all(
+        o.finite is True and o.rest is r and o.state is None for o, r in zip(outs, rests, strict=True)
+    ):
+        for out, after in zip(outs, turns.successors, strict=True):
+            out.rest, out.state = None, after  # they are ours
+        return outs
+    forget(peers.names, workspace)
+    afters, spent = _settle(outs, memories, rests, workspace)
+    results = [
+        Exchanged(out.mean, None, FeedbackState(memory, out.state), out.finite)
+        for out, memory in zip(outs, afters, strict=True)
+    ]
+    free = [FeedbackState(rest, out.state) for out, rest in zip(outs, spent, strict=True)]
+    if may_keep(free, workspace):
+        assert workspace is not None
+        keep(peers.names, [out.state for out in results], free, workspace)
+    else:
+        for rest, _ in free:
+            peers.like.lent.give_back(rest)
+    return results
 
 
 def _settle(

@@ -29,6 +29,7 @@ SIZES = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes of a 
 _SMALL = SIZES[1]  # below, latency is all
 _NEAR = 0.05  # sizes that differ by no more are one
 _COPIED = 16 << 20  # bytes
+_CPU = torch.device("cpu")
 _Make: TypeAlias = Callable[[Tensor, int, str], Collective]
 
 _MAKERS: dict[str, _Make] = {
@@ -144,6 +145,7 @@ class Probe:
         repeats: how often a buffer of so many bytes is measured, once more not counted.
         beside: where other workers measure lines of their own at the same time, between this one and those at its place on
             these: all decide alike.
+        device: of what is sent: a network may take tensors of one kind of device only.
 
     ``timings`` is what has been found so far, ``last`` the nanoseconds of the last size on each rank, and ``spent`` those of
     all measurements on the slowest.
@@ -158,15 +160,16 @@ class Probe:
         most_seconds: float = 0.6,
         repeats: Callable[[int], int] = lambda size: 3,
         beside: Transport | None = None,
+        device: torch.device = _CPU,
     ):
-        self.beside = beside
+        self.beside, self.device = beside, device
         self.transport, self.most_seconds, self.repeats = transport, most_seconds, repeats
         axes = {axis: size for axis, (_, size) in find_axes(transport).items()}
         self.timings = Timings(link, transport.world, cores, axes=axes)
         self.last: list[int] = []
         self.spent = self._mine = 0
         self._quickest: dict[tuple[str, int], float] = {}  # of what was measured: no noise makes a collective quicker
-        self._signal = torch.ones(1, dtype=torch.float32, device="cpu")
+        self._signal = torch.ones(1, dtype=torch.float32, device=device)
 
     def learn_copying(self) -> None:
         """Measures what DistributedDataParallel does with each gradient: scaling it into its bucket."""
@@ -209,11 +212,8 @@ class Probe:
 
     def all_gather_numbers(self, values: Sequence[int]) -> list[list[int]]:
         """Everyone's whole numbers, equally many, by rank; of several lines, by rank there, and then by line."""
-        rows = _gather(self.transport, values)
-        if self.beside is None:
-            return rows
-        width, lines = len(values), _gather(self.beside, [value for row in rows for value in row])
-        return [line[at : at + width] for at in range(0, len(rows) * width, width) for line in lines]
+        rows: list[list[int]] = gather_numbers(values, self.transport, self.beside, self.device).tolist()
+        return rows
 
     def _estimate(self, kind: str, timing: Timing, size: int) -> float:
         """Seconds that so many bytes should take, by the slope of the last two sizes, each at its quickest: what a busy
@@ -252,7 +252,15 @@ class Probe:
         return middle([max(wall) for wall in walls]) / 1e9, middle(cpus) / 1e9
 
 
-def _gather(transport: Transport, values: Sequence[int]) -> list[list[int]]:
-    answer = transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64, device="cpu")))  # [W, m]
-    rows: list[list[int]] = answer.tolist()
-    return rows
+def gather_numbers(
+    values: Sequence[int], transport: Transport, beside: Transport | None = None, device: torch.device = _CPU
+) -> Tensor:
+    """Everyone's whole numbers, equally many, int64 ``[W, m]`` on the device, in the order of
+    :meth:`Probe.all_gather_numbers`; the host does not wait for it, unless the transport does.
+    """
+    own = torch.tensor(list(values), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    rows = transport.run(AllGather(own.to(device, non_blocking=True)))  # [W, m]
+    if beside is None:
+        return rows
+    lines = beside.run(AllGather(rows.reshape(-1)))  # [L, W m]
+    return lines.view(len(lines), *rows.shape).transpose(0, 1).reshape(-1, rows.shape[-1])

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllToAll, Exchange, ReduceScatter, Traffic, cost
-from grace.contract.method import Exchanged, Method, check_rows
-from grace.contract.peer import Peer
+from grace.contract.method import Exchanged, Method, check_rows, plain_rows
+from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
+from grace.flags.finite import on_host
 from grace.kernels import add_scaled_
 from grace.run.groups import NONE
 
 
 class Scattering(NamedTuple):
-    """A tensor as rows ``[W, c]`` float32, with its method, that one's state, and who this worker is in its exchange.
+    """A tensor as rows ``[W, c]``, see :meth:`grace.Method.scatter_all`, with its method, its state, and who this worker
+    is in its exchange.
 
     checked: whether ranks are to agree on whether it is finite. What is not compressed needs no agreement otherwise, as over
     an all-reduce: see :class:`grace.contract.method.Exchanged`.
@@ -37,17 +39,16 @@ class Scattering(NamedTuple):
 
 
 def scatter_all(
-    tensors: Sequence[Scattering], layouts: Layouts, workspace: Workspace
+    tensors: Sequence[Scattering], layouts: Layouts, workspace: Workspace, *, plans: bool = True
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of :meth:`grace.Method.scatter` for each of these, in their order.
 
     Those that are not compressed are one piece of the all-to-all that the others share: a transformer's block has a dozen of
-    them, with few numbers.
+    them, with few numbers. Those of one method are a batch, with ``plans``: see :class:`grace.run.batches.Batches`.
     """
-    plain = [place for place, tensor in enumerate(tensors) if tensor.as_it_is]
-    places = [[place] for place, tensor in enumerate(tensors) if not tensor.as_it_is]
-    runs: list[Any] = [_scatter(tensors[place]) for (place,) in places]
-    if plain:
+    places = _batches(tensors, plans)
+    runs: list[Any] = [_scatter([tensors[place] for place in batch]) for batch in places]
+    if plain := [place for place, tensor in enumerate(tensors) if tensor.as_it_is]:
         runs.append(_sum([tensors[place].rows for place in plain], tensors[plain[0]].peer))
         places.append(plain)
     outs = yield from together(runs, layouts, workspace, places)
@@ -59,6 +60,17 @@ def scatter_all(
         Exchanged(out, None, tensor.state) if isinstance(out, Tensor) else out
         for tensor, out in zip(tensors, results, strict=True)
     ]
+
+
+def _batches(tensors: Sequence[Scattering], plans: bool) -> list[list[int]]:
+    """Numbers of the tensors that are exchanged as one, those of one method: it asks for the same collectives for each."""
+    batches: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if not tensor.as_it_is:
+            joins = plans and tensor.method.has_scatter and tensor.rows.numel() > 0
+            kind = (id(tensor.method), tensor.rows.device) if joins else place
+            batches.setdefault(kind, []).append(place)
+    return list(batches.values())
 
 
 def sum_rows(rows: Tensor) -> Exchange[Tensor]:
@@ -75,16 +87,20 @@ def traffic_of(tensor: Scattering) -> Traffic | None:
     return cost(AllToAll(buffer), tensor.peer.rank, tensor.peer.world) if size else Traffic()
 
 
-def _scatter(tensor: Scattering) -> Exchange[list[Exchanged[Any]]]:
-    return [(yield from tensor.method.scatter(tensor.rows, tensor.state, tensor.peer))]
+def _scatter(batch: Sequence[Scattering]) -> Exchange[list[Exchanged[Any]]]:
+    method, rows, state, peer, _ = batch[0]
+    if len(batch) == 1 and on_host(rows.device):
+        return [(yield from method.scatter(plain_rows(rows), state, peer))]
+    peers = Peers(peer, [tensor.peer.name for tensor in batch])
+    return (yield from method.scatter_all([t.rows for t in batch], [t.state for t in batch], peers))
 
 
 def _sum(tensors: Sequence[Tensor], peer: Peer) -> Exchange[list[Tensor]]:
     """Averages each of these ``[W, c]`` to the mean ``[c]`` of this rank's row, added up in the order of the ranks."""
     for rows in tensors:
-        check_rows(rows, peer)
+        check_rows(rows, peer, narrow=True)
     widths = [rows.shape[1] for rows in tensors]
-    given = torch.cat(list(tensors), dim=1)
+    given = plain_rows(torch.cat(list(tensors), dim=1))
     mean = given.new_zeros(given.shape[1])
     if mean.numel():
         theirs = yield AllToAll(given.view(torch.uint8))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.communicators.hierarchical import INSIDE
-from grace.contract.method import Method
+from grace.contract.method import NARROW, Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, TransportError
@@ -210,8 +210,13 @@ class Session(Switching, Keeping):
                 self.check(name, x)
             return self.exchange_groups(whole_groups(tensors, self.group_of), tensors, into or {}, scale=scale, lr=lr)
 
-    def check(self, name: str, x: Tensor) -> None:
-        """Refuses a tensor that is not like the one that was agreed on.
+    @property
+    def device(self) -> torch.device:
+        """The device of what is exchanged, on which messages about it are sent as well."""
+        return torch.device("cpu") if self._device is None else self._device
+
+    def check(self, name: str, x: Tensor, *, narrow: bool = False) -> None:
+        """Refuses a tensor that is not like the one that was agreed on; ``narrow``: in 16 bits it may be, too.
 
         Raises:
             InputError: an unknown name, another shape or dtype, a sparse tensor, a tensor on another device.
@@ -219,7 +224,8 @@ class Session(Switching, Keeping):
         kind = self._kinds.get(name)
         if kind is None:
             raise InputError(f"{name!r} was not there when the exchange began; legal: the names given then")
-        if x.shape != kind[0] or x.dtype != kind[1] or x.layout != torch.strided:
+        same = x.dtype == kind[1] or (narrow and x.dtype in NARROW)
+        if x.shape != kind[0] or not same or x.layout != torch.strided:
             check_tensor(name, x)
             raise InputError(
                 f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
@@ -258,7 +264,8 @@ class Session(Switching, Keeping):
         alone learns its mean. It ends no step.
 
         Args:
-            rows: by name, ``[W, c]`` float32, donated; the same names in the same order on all ranks.
+            rows: by name, ``[W, c]``, donated; the same names in the same order on all ranks. They may be float32 or of
+                16 bits, and parts of the rows of one matrix.
             lr: as for :meth:`exchange`.
 
         Returns:
@@ -269,7 +276,7 @@ class Session(Switching, Keeping):
         """
         with self.turn():
             for name, x in rows.items():
-                self.check(name, x)
+                self.check(name, x, narrow=True)
             worker, stats = self.worker, self.stats
             worker.lr = lr
             seen = worker.nonfinite_seen

@@ -35,6 +35,15 @@ class Streams(Protocol):
     def wait(self, stream: Any, event: Any) -> None:
         """Lets work that is submitted to the stream from now on begin when the event has happened."""
 
+    def mark(self, stream: Any) -> Any:
+        """As :meth:`record`, of which :meth:`between` knows when it happened."""
+
+    def between(self, first: Any, last: Any) -> int | None:
+        """Nanoseconds of the device from one mark to another; None: the later one has not happened. The host does not wait."""
+
+    def wait_here(self, mark: Any) -> None:
+        """Makes the host wait until a mark has happened, and for nothing later."""
+
     def capturing(self) -> bool:
         """True if what this thread submits is captured into a graph, not done."""
 
@@ -65,6 +74,17 @@ class CudaStreams:
 
     def wait(self, stream: Any, event: Any) -> None:
         stream.wait_event(event)
+
+    def mark(self, stream: Any) -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    def between(self, first: Any, last: Any) -> int | None:
+        return round(1e6 * first.elapsed_time(last)) if last.query() else None
+
+    def wait_here(self, mark: Any) -> None:
+        mark.synchronize()
 
     def capturing(self) -> bool:
         with self.here():  # what is asked is the current stream of the current device

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.contract.lent import Lent
-from grace.contract.method import Exchanged, Method
+from grace.contract.method import Exchanged, Method, plain_rows
 from grace.contract.peer import Peer
 from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
@@ -118,15 +118,17 @@ class Worker:
         return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
 
     def scatter(self, rows: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
-        """As :meth:`exchange`, of rows ``[W, c]`` float32, of which each worker gets the mean ``[c]`` of its own: see
-        :meth:`grace.Method.scatter`.
+        """As :meth:`exchange`, of rows ``[W, c]``, of which each worker gets the mean ``[c]`` of its own: see
+        :meth:`grace.Method.scatter_all`.
         """
+        if self.measures or self._owed.left:  # these look at the numbers, and change them
+            rows = {name: plain_rows(x) for name, x in rows.items()}
         checks = self.nonfinite != "propagate"
         ready = [
             Scattering(method, x, state, self.peer(name), checks or name in self._owed)
             for method, x, state, name in self._begin(rows)
         ]
-        return (yield from self._finish(rows, scatter_all(ready, self._layouts, self.workspace)))
+        return (yield from self._finish(rows, scatter_all(ready, self._layouts, self.workspace, plans=self.plans)))
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, str]]:
         """Each tensor, with what is owed to it, its method, that one's state, and its name."""

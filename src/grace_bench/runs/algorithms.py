@@ -13,7 +13,7 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,16 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 import grace
 from grace import optim
 from grace.adapters.outer.presets import PRESETS, OuterSettings, read_outer
+from grace.contract.knobs import as_call
 from grace.errors import ConfigurationError, nearest, unknown
 from grace.gossip.settings import ALGORITHMS as GOSSIPS
 from grace.gossip.settings import read_gossip
 from grace.registry.text import parse
 from grace.run.options import Options
+from grace.transports.base import Transport
 from grace_bench.runs.baselines import BASELINES, Counters, NoExchange, TorchDDP, counters_of
+
+Over: TypeAlias = str | Transport
 
 
 class Algorithm(ABC):
@@ -52,10 +56,15 @@ class Algorithm(ABC):
         self.text = text
 
     @abstractmethod
-    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
+    def connect(self, model: nn.Module, seed: int, lr: float | None, transport: Over = "auto") -> NoExchange:
         """The model under this algorithm; :meth:`NoExchange.join` brings the optimizer. ``lr``: the run's own peak learning
-        rate, where it has one.
+        rate, where it has one. ``transport``: between the workers.
         """
+
+    @property
+    def recipe(self) -> str:
+        """Parts and knobs of it: two texts with the same recipe have the same runs."""
+        return self.text
 
 
 class OuterAlgorithm(Algorithm):
@@ -72,19 +81,24 @@ class OuterAlgorithm(Algorithm):
         self.settings, self.method = read_outer(text)  # an error now
         self.period = self.settings.every
 
-    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
-        return OuterRun(model, self.text, seed)
+    @property
+    def recipe(self) -> str:
+        method = grace.method(self.method) if isinstance(self.method, str) else self.method
+        return f"{as_call(self.settings)} {as_call(method)}"
+
+    def connect(self, model: nn.Module, seed: int, lr: float | None, transport: Over = "auto") -> NoExchange:
+        return OuterRun(model, self.text, seed, transport)
 
 
 class OuterRun(NoExchange):
     """A replica that an outer loop trains. What is evaluated is theta, which is the same on all ranks."""
 
-    def __init__(self, model: nn.Module, text: str, seed: int):
+    def __init__(self, model: nn.Module, text: str, seed: int, transport: Over):
         super().__init__(model)
-        self._text, self._seed = text, seed
+        self._text, self._seed, self._transport = text, seed, transport
 
     def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        self._handle = grace.outer(self.model, optimizer, self._text, seed=self._seed)
+        self._handle = grace.outer(self.model, optimizer, self._text, seed=self._seed, transport=self._transport)
         return optimizer
 
     def count(self) -> Counters:
@@ -113,8 +127,8 @@ class OptimizerAlgorithm(Algorithm):
         lr = self._knobs.get("lr")
         self.lr = None if lr is None else float(lr)
 
-    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
-        return OptimizerRun(model, self.text, seed, self.lr if lr is None else lr)
+    def connect(self, model: nn.Module, seed: int, lr: float | None, transport: Over = "auto") -> NoExchange:
+        return OptimizerRun(model, self.text, seed, self.lr if lr is None else lr, transport)
 
 
 class OptimizerRun(NoExchange):
@@ -122,9 +136,9 @@ class OptimizerRun(NoExchange):
     an optimizer of the same kind.
     """
 
-    def __init__(self, model: nn.Module, text: str, seed: int, lr: float | None):
+    def __init__(self, model: nn.Module, text: str, seed: int, lr: float | None, transport: Over):
         super().__init__(model)
-        self._text, self._seed, self._lr = text, seed, lr
+        self._text, self._seed, self._lr, self._transport = text, seed, lr, transport
 
     def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer of the algorithm.
@@ -143,7 +157,8 @@ class OptimizerRun(NoExchange):
         given: dict[str, Any] = {"lr": has["lr"] if self._lr is None else self._lr}
         if adam and "weight_decay" in inspect.signature(make.func).parameters.keys() - make.keywords.keys():
             given["weight_decay"] = has["weight_decay"]
-        self._optimizer = make(self.model.named_parameters(), options=Options(self._seed), **given)
+        over = {"options": Options(self._seed), "transport": self._transport}
+        self._optimizer = make(self.model.named_parameters(), **over, **given)
         return self._optimizer
 
     def count(self) -> Counters:
@@ -170,8 +185,8 @@ class GossipAlgorithm(Algorithm):
         super().__init__(text)
         read_gossip(text)  # an error now
 
-    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
-        return GossipRun(model, self.text, seed)
+    def connect(self, model: nn.Module, seed: int, lr: float | None, transport: Over = "auto") -> NoExchange:
+        return GossipRun(model, self.text, seed, transport)
 
 
 class GossipRun(NoExchange):
@@ -179,13 +194,13 @@ class GossipRun(NoExchange):
     replicas become it; the bytes of both do not count.
     """
 
-    def __init__(self, model: nn.Module, text: str, seed: int):
+    def __init__(self, model: nn.Module, text: str, seed: int, transport: Over):
         super().__init__(model)
-        self._text, self._seed = text, seed
+        self._text, self._seed, self._transport = text, seed, transport
         self._aside = Counters(codec=0.0, codec_cpu=0.0, exchange=0.0)
 
     def join(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        self._handle = grace.gossip(self.model, optimizer, self._text, seed=self._seed)
+        self._handle = grace.gossip(self.model, optimizer, self._text, seed=self._seed, transport=self._transport)
         return optimizer
 
     def count(self) -> Counters:
@@ -233,7 +248,14 @@ class TorchLocalAlgorithm(Algorithm):
         self.settings = OuterSettings(**knobs)  # an error now
         self.period = self.settings.every
 
-    def connect(self, model: nn.Module, seed: int, lr: float | None) -> NoExchange:
+    def connect(self, model: nn.Module, seed: int, lr: float | None, transport: Over = "auto") -> NoExchange:
+        """The model as torch trains it.
+
+        Raises:
+            ConfigurationError: a transport of Grace's; torch has its own process groups.
+        """
+        if transport != "auto":
+            raise ConfigurationError(f"{self.text} runs over torch.distributed alone; legal: grace bench train")
         return TorchLocalRun(model, self.settings.every, self.settings.warmup_steps)
 
 

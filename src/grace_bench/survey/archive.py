@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from grace.contract.knobs import as_call
 from grace.errors import GraceError
-from grace.registry import from_file, is_own, method, read_method
+from grace.registry import from_file, is_own
 from grace_bench.extras import need
 from grace_bench.files import write_atomically
 from grace_bench.runs.results import DocumentError, by_path
 from grace_bench.survey.plausible import check_plausible
-from grace_bench.survey.row import SCHEMA, TRIAL, VERSION, SurveyRow, decode_row, same_run
+from grace_bench.survey.row import SCHEMA, TRIAL, VERSION, SurveyRow, decode_row, name_of, same_run
 from grace_bench.tasks import find_task
 
 _VERSION = re.compile(r"\d+\.\d+")
@@ -62,7 +61,7 @@ def _refuse_code(path: Path, rows: Sequence[SurveyRow]) -> None:
     with from_file() as refused:
         for find, names in (
             (find_task, filter(is_own, {row.task for row in rows})),
-            (method, {row.method for row in rows}),
+            (name_of, {row.method for row in rows}),
         ):
             for name in names:
                 with contextlib.suppress(GraceError):  # a name of another version's is for others to refuse
@@ -147,15 +146,15 @@ def check_row(row: SurveyRow) -> None:
         DocumentError: it does not.
     """
     try:
-        built = read_method(row.method)
         with from_file():
+            recipe = name_of(row.method)[1]
             find_task(row.task)
     except GraceError as error:
         raise DocumentError(f"{_name(row)}: {str(error).splitlines()[0]}") from error
     most = _MOST_BYTES * row.workers * row.parameters * row.steps
     sent = row.sent[-1] if row.sent else -1
     laws: Sequence[tuple[bool, str]] = (
-        (as_call(built) != row.recipe, "its recipe is not what this version of Grace makes of its method"),
+        (recipe != row.recipe, "its recipe is not what this version of Grace makes of its method"),
         (not len(row.at) == len(row.values) == len(row.sent) >= 1, "its evaluations differ in number"),
         (sorted(row.at) != row.at or sorted(row.sent) != row.sent, "its evaluations are not in order"),
         (bool(row.at) and row.at[-1] > row.steps, "it was evaluated after its last step"),

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-import grace
 from grace_bench.survey.plan import Planned
-from grace_bench.survey.row import TRIAL, SurveyRow
+from grace_bench.survey.row import TRIAL, SurveyRow, name_of
 
 
 class PlanPart(Struct, frozen=True):
@@ -35,7 +34,7 @@ def split(plan: Sequence[Planned], rows: Iterable[SurveyRow]) -> list[PlanPart]:
     places: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     there: dict[tuple[str, str], int] = defaultdict(int)
     for run in plan:
-        place, method = (run.protocol, run.config.task), grace.spell(grace.method(run.config.method))
+        place, method = (run.protocol, run.config.task), name_of(run.config.method)[0]
         if have.row(run) is not None:
             there[place] += 1
             places[place].append(0.0)
@@ -62,7 +61,7 @@ class Have:
         config = run.config
         if not self._of or config.data is not None:
             return None
-        method = grace.spell(grace.method(config.method))
+        method = name_of(config.method)[0]
         for row in self._of.get((run.protocol, config.task, method, config.seed, config.workers), ()):
             same_lr = config.lr is None or f"{row.peak_lr:.6g}" == f"{config.lr:.6g}"
             same_length = config.steps in (None, row.steps) and config.batch in (None, row.batch)

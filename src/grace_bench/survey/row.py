@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from grace.contract.knobs import as_call
+from grace.registry import method, spell
+from grace_bench.runs.algorithms import ALGORITHMS, find_algorithm
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import file_name
 from grace_bench.runs.results import Count, DocumentError, SchemaHeader, decode_as
@@ -81,6 +84,23 @@ class SurveyRow(Struct, frozen=True, kw_only=True):
     def fp32_bytes(self) -> float:
         """Bytes that one worker would have sent in the whole run with a ring all-reduce of fp32."""
         return 2 * (self.workers - 1) / self.workers * 4 * self.parameters * self.steps
+
+
+def name_of(text: str) -> tuple[str, str]:
+    """The method of a row, and its recipe: of a method as Grace spells it, of an algorithm as it was written.
+
+    Raises:
+        GraceError: there is no such, or it cannot be made.
+    """
+    if (algorithm := find_algorithm(text)) is not None:
+        return text.strip(), algorithm.recipe
+    made = method(text)
+    return spell(made), as_call(made)
+
+
+def is_algorithm(method: str) -> bool:
+    """True if a row is of an algorithm: an outer loop, an optimizer that exchanges, or gossip."""
+    return method.partition(":")[0] in ALGORITHMS
 
 
 def run_file(protocol: str, config: RunConfig) -> str:

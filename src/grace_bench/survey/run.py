@@ -18,7 +18,8 @@ from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.estimate import Have
 from grace_bench.survey.plan import Planned
 from grace_bench.survey.row import SurveyRow, decode_row, run_file
-from grace_bench.survey.train import Progress, Together
+from grace_bench.survey.together import Progress
+from grace_bench.survey.train import train
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def run_one(run: Planned, out: Path, progress: Progress = lambda done, steps: No
     """Runs it and writes its row."""
     began = time.monotonic()
     try:
-        row = Together(run.config, progress).row(run.protocol)
+        row = train(run.config, run.protocol, progress)
     except GraceError as error:
         return Done(run, None, str(error), time.monotonic() - began)
     write_atomically(out / "runs" / run_file(run.protocol, run.config), encode(row))

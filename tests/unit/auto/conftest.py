@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grace.auto import driver as driver_module
+from grace.auto import sources
 from grace.auto.calibrate import Calibration
 from tests.unit.auto.handles import MS, calibration
 
@@ -19,7 +19,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         assert list(methods) == list(known.rates), "numbers of another minute must not compete with new ones"
         return replace(calibration(each), spent={**known.spent, "looks": MS})
 
-    monkeypatch.setattr(driver_module, "calibrate", lambda transport, candidates, largest, **_: calibration(
+    monkeypatch.setattr(sources, "calibrate", lambda transport, candidates, largest, **_: calibration(
         {name: ms for name, ms in each.items() if name in candidates}))  # fmt: skip
-    monkeypatch.setattr(driver_module, "look", look)
+    monkeypatch.setattr(sources, "look", look)
     return each

@@ -10,6 +10,7 @@ import torch
 
 import grace
 from grace.adapters.choosing import Choosing
+from grace.auto import adaptive as adaptive_module
 from grace.auto.settings import wanted
 from grace.errors import ConfigurationError
 from grace.registry import spell
@@ -148,3 +149,22 @@ def test_what_was_chosen_can_be_saved(tmp_path: Any) -> None:
     explained = json.loads((tmp_path / "chosen.json").read_text())
     assert explained == json.loads(json.dumps(handle.explain().as_dict()))
     assert explained["layers"][0]["name"] == "large"
+
+
+def test_ranks_tell_on_the_device_of_what_they_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes no tensors of the processor's."""
+    devices = []
+
+    class Noted(adaptive_module.Probe):
+        def __init__(self, *given: Any, device: torch.device, **more: Any):
+            devices.append(device)
+            super().__init__(*given, device=device, **more)
+
+    monkeypatch.setattr(adaptive_module, "Probe", Noted)
+
+    def job(member: Any, rank: int) -> torch.device:
+        handle = Handle(member, grace.Policy.adaptive("qsgd", budget=4.5, every=5))
+        handle.train(3)
+        return handle._session.device
+
+    assert devices == in_threads(2, job)

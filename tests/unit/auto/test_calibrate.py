@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grace.auto import calibrate as module
 from grace.auto.calibrate import SLOW_NS, Told, calibrate, stragglers
-from grace.auto.looks import look
+from grace.auto.sources import look
 from grace.collectives import AllGather, Collective
 from grace.errors import TransportError
 from grace.predict.costs import Cost, Step

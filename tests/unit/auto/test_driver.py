@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grace.auto import classes
+from grace.auto import classes, sources
 from grace.auto import driver as driver_module
 from grace.auto.calibrate import Told
 from grace.auto.classes import Frontier, Known, StepsMultiple
@@ -251,8 +251,8 @@ def test_a_link_that_changes_is_answered(link: dict[str, float]) -> None:
 class OwnNumbers(driver_module.Driver):
     """Rank 1 decides by its own numbers."""
 
-    def _tell(self, values: Any) -> list[list[int]]:
-        rows = super()._tell(values)
+    def tell(self, values: Any) -> list[list[int]]:
+        rows = super().tell(values)
         return (
             [[10 * value for value in row] for row in rows] if self.session.rank and self.controller is None else rows
         )
@@ -290,7 +290,7 @@ def test_groups_of_parameters_are_refused(granularity: Any) -> None:
 
 def test_a_slow_rank_is_named(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told("topk", (10 * MS, 10 * MS, 31 * MS))
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: replace(calibration(link), codecs=(told,)))
+    monkeypatch.setattr(sources, "calibrate", lambda *_, **__: replace(calibration(link), codecs=(told,)))
 
     def job(member: Any, rank: int) -> Handle:
         handle = Handle(member, AUTO)

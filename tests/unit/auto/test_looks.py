@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from grace.auto import looks
+from grace.auto import sources
 from grace.auto.calibrate import calibrate, unsure_of
-from grace.auto.controller import EXCHANGES, LOOK_STEPS, Controller
+from grace.auto.controller import LOOK_STEPS, Controller
+from grace.auto.drift import EXCHANGES
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timing, Timings
 from grace.predict.rates import NUMBERS, Rate, Rater, Sample
@@ -34,7 +35,7 @@ class Paced(Rater):
 
 def looked(monkeypatch: pytest.MonkeyPatch, times: dict[str, float], **changes: Any) -> tuple[Any, Any]:
     """Knowledge before a look, a nanosecond for each number, and after it."""
-    monkeypatch.setattr(looks, "Rater", Paced)
+    monkeypatch.setattr(sources, "Rater", Paced)
     monkeypatch.setattr(Paced, "times", times)
     monkeypatch.setattr(Paced, "ran", [])
 
@@ -42,7 +43,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, times: dict[str, float], **changes: 
         known = calibrate(member, ["none"], 4096)
         rate = Rate(2, ((0.0, 1e-9), (0.0, 0.0)), (("AllReduce", 0.0, 4.0),))
         known = replace(known, rates=dict.fromkeys(("none", "bf16", "topk"), rate), **changes)
-        return known, looks.look(member, known, list(known.rates), first=["topk"])
+        return known, sources.look(member, known, list(known.rates), first=["topk"])
 
     results = in_threads(2, job)
     assert results[0] == results[1], "all ranks know the same"
@@ -60,12 +61,12 @@ def test_codecs_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_there_is_no_time_for_changes_as_the_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "CODEC_NS", 3 * NUMBERS[1])
+    monkeypatch.setattr(sources, "CODEC_NS", 3 * NUMBERS[1])
     known, after = looked(monkeypatch, {"topk": 2.5})
     assert set(Paced.ran) == {"topk"} or not Paced.ran
     if Paced.ran:  # telling takes a while as well
         assert after.rates["bf16"].seconds(1000) == pytest.approx(2.5 * known.rates["bf16"].seconds(1000), rel=1e-3)
-    monkeypatch.setattr(looks, "CODEC_NS", 0)
+    monkeypatch.setattr(sources, "CODEC_NS", 0)
     known, after = looked(monkeypatch, {})
     assert after.rates == known.rates
 
@@ -104,7 +105,7 @@ def watch(
         exchanges = int(200 * MS * share * moved * rng.gauss(1.0, noise))
         record = controller.ended(int(period), 200 * MS * (step + 1), 0, exchanges)
         if record is not None:
-            controller.heard([record, [*record[:6], 3 * record[6]]])
+            controller.heard([record, [*record[:6], 3 * record[6], *record[7:]]])
             if controller.look is not None:
                 controller.looked([250 * MS, 200 * MS], [], "the link has changed")
     return controller

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grace.adapters.choosing import Choosing
-from grace.auto import driver as driver_module
+from grace.auto import sources
 from grace.auto.choices import Buckets, problem_of
 from grace.auto.classes import permitted
 from grace.auto.planner import Part
@@ -136,7 +136,7 @@ def test_methods_with_a_memory_are_left_out_where_there_is_no_room(
     link: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tight = replace(calibration(link), memory=1000)
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: tight)
+    monkeypatch.setattr(sources, "calibrate", lambda *_, **__: tight)
 
     def job(member: Any, rank: int) -> Alone:
         class Owners(Alone):

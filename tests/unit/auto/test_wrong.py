@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from grace.auto import driver as driver_module
-from grace.auto import looks
+from grace.auto import sources
 from grace.auto.calibrate import Calibration
 from grace.auto.calibrate import calibrate as really
+from grace.auto.sources import look as really_look
 from grace.collectives import Collective
 from grace.errors import StateError, TransportError
 from grace.registry.policy import Policy, Rule
@@ -56,9 +56,7 @@ def test_a_step_too_short_to_measure(link: dict[str, float], monkeypatch: pytest
 
 def test_a_link_that_fails_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def job(member: Any, rank: int) -> Any:
-        monkeypatch.setattr(
-            driver_module, "calibrate", lambda transport, *given, **_: really(Failing(transport, 3), *given)
-        )
+        monkeypatch.setattr(sources, "calibrate", lambda transport, *given, **_: really(Failing(transport, 3), *given))
         return Handle(member, AUTO)
 
     for error in in_threads(2, job):
@@ -74,7 +72,7 @@ def unsure(monkeypatch: pytest.MonkeyPatch, link: dict[str, float]) -> None:
             calibration({name: ms for name, ms in link.items() if name in candidates}), unsure=("AllGather",)
         )
 
-    monkeypatch.setattr(driver_module, "calibrate", measure)
+    monkeypatch.setattr(sources, "calibrate", measure)
 
 
 def test_a_link_that_was_hardly_measured_is_looked_at_soon(
@@ -120,9 +118,9 @@ def test_a_look_that_fails_ends_the_job_on_all_ranks(link: dict[str, float], mon
     unsure(monkeypatch, link)
 
     def broken(transport: Any, known: Calibration, methods: Any, *, first: Any, **_: Any) -> Calibration:
-        return looks.look(Failing(transport, 2), known, methods, first=first)  # type: ignore[arg-type]
+        return really_look(Failing(transport, 2), known, methods, first=first)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(driver_module, "look", broken)
+    monkeypatch.setattr(sources, "look", broken)
 
     def job(member: Any, rank: int) -> Any:
         handle = Handle(member, AUTO)
@@ -139,7 +137,7 @@ def test_a_look_that_fails_ends_the_job_on_all_ranks(link: dict[str, float], mon
 def test_a_class_that_leaves_nothing(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     why = "its codec takes 60 ns a number, more than 50"
     left = replace(calibration({"none": 40.0, "bf16": 25.0}), left_out={"topk": why})
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: left)
+    monkeypatch.setattr(sources, "calibrate", lambda *_, **__: left)
 
     def job(member: Any, rank: int) -> Handle:
         handle = Handle(member, "auto:methods=(topk)")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 
-from grace.compute.launching import launch
+from grace.compute import launching
+from grace.compute.launching import count_compiled, launch
 from grace.errors import InputError
 from grace.kernels.tensor_list import TensorList
 
@@ -55,3 +59,28 @@ def test_statistics_of_a_tensor_of_600_million_numbers_have_a_grid(monkeypatch):
     statistics.euclidean_norm_of_many(many, x.shape[1])
     assert len(kernel.grids) == 6
     assert kernel.grids[0][0] == kernel.grids[3][0] == -(-x.shape[1] // 4096)
+
+
+class Specialized(Kernel):
+    """Compiles for each kind of arguments, as Triton does, and gives back what it has compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def __getitem__(self, grid):
+        return lambda *args, **constants: self.made.setdefault(constants.get("BITS"), object())
+
+
+def test_what_is_compiled_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_compiled", set())
+    monkeypatch.setitem(
+        sys.modules, "torch._dynamo.utils", types.SimpleNamespace(counters={"stats": {"unique_graphs": 7}})
+    )
+    kernel, counts = Specialized(), []
+    for bits in (4, 4, 8, 4, 8):
+        launch(kernel, (1,), torch.zeros(1), BITS=bits)
+        counts.append(count_compiled())
+    assert counts == [8, 8, 9, 9, 9]
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert count_compiled() == 2

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from grace.collectives import NARROW
 from grace.errors import ConfigurationError, TransportError
@@ -154,3 +155,12 @@ def test_lines_that_decide_alone_are_caught(monkeypatch: pytest.MonkeyPatch, def
     monkeypatch.setattr(Probe, "all_gather_numbers", alone)
     heard = told_on_lines()
     assert heard[0] != heard[1], defect
+
+
+def test_numbers_are_told_on_the_device_that_the_network_takes():
+    network = Loopback()
+    answer = probe_module.gather_numbers([3, 4], network, device=torch.device("meta"))
+    assert network.asked[0].buf.device.type == "meta"
+    assert answer.shape == (1, 2)
+    Probe(network, 1, device=torch.device("meta")).meet()
+    assert network.asked[1].buf.device.type == "meta"

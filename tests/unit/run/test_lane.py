@@ -191,6 +191,37 @@ def test_the_stream_of_the_tensors_is_asked_whether_it_is_captured(monkeypatch: 
     assert not CudaStreams(torch.device("cuda", 0)).capturing()
 
 
+def test_marks_are_events_with_a_time_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch):
+    class Event:
+        """Happens when it is waited for."""
+
+        def __init__(self, enable_timing: bool):
+            self.timed, self.stream, self.happened = enable_timing, None, False
+
+        def record(self, stream: str) -> None:
+            self.stream = stream
+
+        def query(self) -> bool:
+            return self.happened
+
+        def synchronize(self) -> None:
+            self.happened = True
+
+        def elapsed_time(self, other: Event) -> float:
+            assert self.timed
+            assert other.timed
+            return 2.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    streams = CudaStreams(torch.device("cuda", 0))
+    first, last = streams.mark("own"), streams.mark("own")
+    assert first.stream == "own"
+    assert streams.between(first, last) is None
+    assert not last.happened
+    streams.wait_here(last)
+    assert streams.between(first, last) == 2_500_000
+
+
 @pytest.mark.parametrize(
     "make", [Inline, lambda: ThreadLane("lane-of-a-test"), lambda: StreamLane("lane-of-a-test", Reluctant())]
 )

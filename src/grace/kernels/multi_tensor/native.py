@@ -14,7 +14,7 @@ from grace.kernels.tensor_list import TensorList
 
 
 def finite_many(flags: Tensor, many: TensorList) -> Any:
-    if many.dtype is not torch.float32 or many.rows > 1 or not possible():
+    if many.dtype is not torch.float32 or many.gap[0] or many.rows > 1 or not possible():
         return NotImplemented
     kernel = native.c.finite
     table = many.once(id(kernel), lambda: CallTable(kernel, [(ROWS, n, THREADS) for n in many.sizes]))

@@ -50,7 +50,8 @@ class TensorList:
     xs, memories, rests: ``[b, n_t]`` each, contiguous, float32; xs may also be float16 or bfloat16, all of them, where they
         are read; memories and rests may be missing. They may be given in any shape. sizes, places: of each of the T b rows,
         those of a tensor side by side.
-    dtype: of the xs. addresses: of the xs, memories and rests, None where there are none.
+    dtype: of the xs. addresses: of the xs, memories and rests, None where there are none. gap:
+        numbers from a row of an x to the next, and bytes of a number, where the rows are not contiguous.
     table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
         rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place: whether some rest
@@ -81,6 +82,7 @@ class TensorList:
         self.rests: Sequence[Tensor] | None = None
         self.work: TensorList | None = None
         self.addresses: tuple[list[int], list[int] | None, list[int] | None] = ([], None, None)
+        self.gap = (0, 0)
         self._there: _Table | None = None  # the table for these addresses, once it has been asked for
         self._tables: dict[tuple[int, ...], _Table] = {}
         self._made: dict[Hashable, Any] = {}
@@ -135,23 +137,30 @@ class TensorList:
         return self._look_up().in_place
 
     def point(
-        self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
+        self,
+        xs: Sequence[Tensor],
+        memories: Sequence[Tensor] | None = None,
+        rests: Sequence[Tensor] | None = None,
+        *,
+        stride: int = 0,
     ) -> bool:
         """From now on these are the tensors, of any shapes. Their addresses go to the device unless they
         have been there; False if they would have to while work is captured, and then nothing has changed.
+        ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
         given = (xs, memories, rests)
         parts = tuple([None if part is None else [x.data_ptr() for x in part] for part in given])
+        gap = (stride, xs[0].element_size()) if stride else (0, 0)
         if self._on_device:
-            there = self._tables.get(_key(parts))
+            there = self._tables.get(_key(parts, gap))
             if there is None and capturing():
                 return False
-            self._there = there or self._make_table(parts)
+            self._there = there or self._make_table(parts, gap)
         elif parts != self.addresses and capturing():
             return False
         else:
             self._there = None  # native kernels have no use for it
-        self.addresses = parts  # type: ignore[assignment]
+        self.addresses, self.gap = parts, gap  # type: ignore[assignment]
         if xs:
             self.dtype = xs[0].dtype
         self.xs = _InRows(xs, self._whole_sizes)
@@ -166,24 +175,27 @@ class TensorList:
 
     def _look_up(self) -> _Table:
         if self._there is None:
-            self._there = self._tables.get(_key(self.addresses)) or self._make_table(self.addresses)
+            known = self._tables.get(_key(self.addresses, self.gap))
+            self._there = known or self._make_table(self.addresses, self.gap)
         return self._there
 
-    def _make_table(self, parts: Sequence[list[int] | None]) -> _Table:
+    def _make_table(self, parts: Sequence[list[int] | None], gap: tuple[int, int]) -> _Table:
         xs, memories, rests = parts
-        count, key = len(self._whole_sizes), _key(parts)
-        none = [0] * count
+        (stride, size), none = gap, [0] * len(self._whole_sizes)
         addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
+        if stride:  # a row begins at the number of the contiguous tensor where it would begin
+            gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
+            addresses[0] = [at + more for at, more in zip(addresses[0], gaps, strict=True)]
         keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
         columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
         lines = host_int64([list(line) for line in zip(*columns, strict=True)])
-        even = not any(at % _EVEN for at in (*key, *self._starts))
+        even = not any(at % _EVEN for column in (*addresses, self._starts) for at in column)
         given = zip(xs or none, memories or none, rests or none, strict=True)
         in_place = rests is not None and any(rest in (x, memory) for x, memory, rest in given)
         if len(self._tables) >= SIDES:
             self._tables.clear()
-        self._tables[key] = _Table(to_device(lines, self.device), even, in_place)
-        return self._tables[key]
+        table = self._tables[_key(parts, gap)] = _Table(to_device(lines, self.device), even, in_place)
+        return table
 
     def lend(self, xs: Sequence[Tensor]) -> bool:
         """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
@@ -298,9 +310,9 @@ class _Table(NamedTuple):
     in_place: bool
 
 
-def _key(parts: Sequence[list[int] | None]) -> tuple[int, ...]:
-    """The addresses that a table is for."""
-    return tuple([address for part in parts for address in part or (0,)])
+def _key(parts: Sequence[list[int] | None], gap: tuple[int, int]) -> tuple[int, ...]:
+    """The addresses, stride and bytes of a number that a table is for."""
+    return (*[address for part in parts for address in part or (0,)], *gap)
 
 
 class _InRows(Sequence[Tensor]):

@@ -15,7 +15,16 @@ from grace.adapters.outer import loop as loop_module
 from grace.adapters.outer.loop import OuterLoop
 from grace.adapters.outer.presets import OuterSettings
 from grace.adapters.outer.state import OuterState
-from grace.errors import CompositionError, ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError
+from grace.errors import (
+    CompositionError,
+    ConfigurationError,
+    FingerprintMismatch,
+    GraceError,
+    InputError,
+    StateError,
+    TransportError,
+)
+from grace.run.options import Options
 from tests.unit.adapters.outer.training import Rank, flat, make_inner, make_model, on_ranks, train
 from tests.unit.networks import in_threads
 
@@ -296,6 +305,13 @@ def test_what_cannot_work_is_refused_at_once(
         grace.outer(net, make_inner(net), method, **{"transport": "alone", **knobs})
 
 
+@pytest.mark.parametrize("nonfinite", ["error", "skip"])
+def test_another_answer_to_inf_than_to_drop_the_window_is_refused(nonfinite: Any) -> None:
+    net = make_model()
+    with pytest.raises(ConfigurationError, match=f"nonfinite='{nonfinite}'.*go on from theta; legal: 'propagate'"):
+        OuterLoop(net, make_inner(net), "none", Options(nonfinite=nonfinite), OuterSettings(4), transport="alone")
+
+
 def test_an_optimizer_that_is_none_or_exchanges_by_itself_is_refused() -> None:
     net = make_model()
     with pytest.raises(ConfigurationError, match=r"optimizer='adam'; legal: a torch\.optim\.Optimizer"):
@@ -374,7 +390,7 @@ def test_a_failed_exchange_is_raised_where_it_is_due_and_ends_the_loop(monkeypat
             monkeypatch.setattr(
                 worker.loop, "_exchange", lambda deltas: worker.loop._session.exchange({"strange": deltas})
             )
-        expected = InputError if rank == 1 else threading.BrokenBarrierError
+        expected = InputError if rank == 1 else TransportError
         with pytest.raises(expected) as caught:
             worker.train(4, 8)
         assert torch.equal(worker.theta, held)
