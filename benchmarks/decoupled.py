@@ -2,8 +2,9 @@
 
 Three runs of the same length: undisturbed; one learner is killed with SIGKILL every so many seconds, and started again at
 once; one learner is at half speed. Goodput of the others is their steps, as a share of what the same learners made in the
-undisturbed run; beside it the longest time between two of their steps, which a global stop would show, and the loss of the
-merged parameters. A learner that is dead leaves its processor to the others, so that more than 100 % can come out.
+undisturbed run. A *stop* is the longest time in which none of them has ended a step, a *pause* that between two steps of one
+of them; beside these, the loss of the merged parameters, and whether all goals are met. A learner that is dead leaves its
+processor to the others, so that more than 100 % can come out.
 
 Learning rates follow the task's schedule by the share of the time that has passed, for all learners alike, and gradients are
 clipped as the task says: at a peak rate that never falls, the loss at the end is noise, and fewer steps are a worse loss.
@@ -20,17 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import grace
+from benchmarks.contenders import markdown
 from grace.decoupled import read_parameters
 from grace_bench.tasks import find_task
 from grace_bench.workers.ports import free_port
 
 RUNS = ("undisturbed", "killed", "half speed")
+# Of the undisturbed run: steps of the others, and the loss; a stop is no longer than so many of its longest pauses.
+GOODPUT, LOSS, STOP = 0.95, 0.02, 2.0
 _SHARES = 1000  # parts of the time, for the schedule
 
 
@@ -122,13 +127,10 @@ def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
             process.wait()
         syncer.terminate()
         syncer.wait()
-        counts, longest = [], 0.0
+        steps = []
         for learner in range(options.learners):
             lines = (folder / f"{learner}.steps").read_text(encoding="utf-8").splitlines()
-            times = [float(line) for line in lines if begins <= float(line) <= until]
-            counts.append(len(times))
-            if learner:
-                longest = max([longest, *(b - a for a, b in zip([begins, *times], [*times, until], strict=True))])
+            steps.append([float(line) for line in lines if begins <= float(line) <= until])
         torch.manual_seed(0)
         task = find_task(options.task)
         task.load(None)
@@ -138,8 +140,48 @@ def measure(options: argparse.Namespace, kind: str) -> dict[str, Any]:
         )  # such as BatchNorm's, which stay with each learner
         model.load_state_dict({**model.state_dict(), **buffers, **read_parameters(folder / "syncer.pt")})
         stats = torch.load(folder / "syncer.pt", weights_only=True)["stats"]
-    scores = task.evaluate(model)
-    return {"run": kind, "steps": counts, "kills": kills, "longest": longest, "scores": scores, "syncer": stats}
+    return {
+        "run": kind, "kills": kills, "steps": [len(times) for times in steps],
+        "longest pause": max(longest_gap(times, begins, until) for times in steps[1:]),
+        "longest stop": longest_gap(sorted(time for times in steps[1:] for time in times), begins, until),
+        "metric": task.metric, "better": task.better, "scores": task.evaluate(model), "syncer": stats,
+    }  # fmt: skip
+
+
+def longest_gap(times: Sequence[float], begins: float, until: float) -> float:
+    """The longest time without one of these, which ascend.
+
+    >>> longest_gap([1.0, 1.5, 4.0], 0.0, 5.0), longest_gap([], 0.0, 5.0)
+    (2.5, 5.0)
+    """
+    return max(b - a for a, b in zip([begins, *times], [*times, until], strict=True))
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> None:
+    """Adds to each run what the first says about it, and whether it meets the goals: ``{"met": True, ...}``."""
+    first = rows[0]
+    sign = 1 if first["better"] == "lower" else -1
+    for row in rows:
+        goodput = sum(row["steps"][1:]) / max(1, sum(first["steps"][1:]))
+        worse = sign * (row["scores"][row["metric"]] / first["scores"][row["metric"]] - 1)
+        stops = row["longest stop"] > STOP * first["longest pause"]
+        row["goodput of the others"], row["worse"], row["stops"] = goodput, worse, stops
+        row["met"] = goodput >= GOODPUT and worse <= LOSS and not stops
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The judged runs, as Markdown."""
+    header = ["run", "goodput of the others", "longest stop, s", "longest pause, s", "kills", "merges", "worse", "met"]
+    header.insert(6, rows[0]["metric"].replace("_", " "))
+    lines = [
+        [
+            row["run"], f"{row['goodput of the others']:.1%}", f"{row['longest stop']:.2f}", f"{row['longest pause']:.2f}",
+            str(row["kills"]), str(row["syncer"]["merges"]), f"{row['scores'][row['metric']]:.4f}", f"{row['worse']:+.1%}",
+            "yes" if row["met"] else "no",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return markdown(header, lines)
 
 
 def main() -> None:
@@ -166,16 +208,11 @@ def main() -> None:
         learn(options)
         return
     rows = [measure(options, kind) for kind in RUNS]
-    others = [sum(row["steps"][1:]) for row in rows]
-    for row, count in zip(rows, others, strict=True):
-        row["goodput of the others"] = count / max(1, others[0])
-        scores = ", ".join(f"{key} {value:.4f}" for key, value in row["scores"].items())
-        sys.stdout.write(
-            f"{row['run']:<12} goodput of the others {row['goodput of the others']:.1%}, longest pause "
-            f"{row['longest']:.2f} s, kills {row['kills']}, merges {row['syncer']['merges']}; {scores}\n"
-        )
+    judge(rows)
+    sys.stdout.write(table(rows) + "\n")
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        settings = {key: value for key, value in vars(options).items() if isinstance(value, str | int | float)}
+        options.json.write_text(json.dumps({"settings": settings, "runs": rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

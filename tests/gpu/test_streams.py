@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
+from grace.auto.device import find_facts
+from grace.compute.launching import count_compiled
 from grace.errors import GraceError
 from grace.run.session import Session
+from grace.run.streams import CudaStreams
 from grace.transports.alone import Alone
 from tests.gpu.here import DEVICE, needs_gpu
 
@@ -150,3 +153,17 @@ def test_a_capture_straight_after_another_is_refused_in_words() -> None:
     captured.capture()
     with pytest.raises(grace.GraceError, match="step"):
         captured.capture()
+
+
+def test_auto_has_the_time_of_the_device_and_the_host_does_not_wait_for_it() -> None:
+    streams = CudaStreams(DEVICE)
+    first = streams.mark(streams.current())
+    torch.cuda._sleep(200_000_000)  # a tenth of a second, about
+    last = streams.mark(streams.current())
+    assert streams.between(first, last) is None
+    streams.wait_here(last)
+    took = streams.between(first, last)
+    assert took is not None
+    assert 20_000_000 < took < 2_000_000_000
+    assert find_facts(DEVICE).free > 0
+    assert count_compiled() == count_compiled()

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from grace.adapters.handle import BaseHandle
 from grace.auto.adaptive import Adapted, Adapting
+from grace.auto.choices import read_methods
 from grace.auto.driver import Driver
 from grace.auto.explain import Explanation
-from grace.auto.saved_choice import read_methods
 from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
 from grace.contract.method import Method

@@ -1,17 +1,22 @@
-"""Parts of a plan: a model's buckets and tensors, what each exchange of them does, and the policy of a plan."""
+"""Parts of a plan: buckets and tensors of a model, their exchanges, the policy of a plan, and the methods of a state."""
 
 from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
 
 from grace.auto.calibrate import Calibration
 from grace.auto.model import Model
-from grace.auto.planner import Plan, Problem
+from grace.auto.planner import Part, Plan, Problem
+from grace.errors import StateError
 from grace.predict.timeline import Phase
+from grace.registry import spell
 from grace.registry.policy import SMALL, Policy, Rule
 
 Shape = tuple[int, ...]
@@ -152,3 +157,43 @@ def guess_buckets(shapes: Mapping[str, Shape], most: int, keep: tuple[tuple[str,
         buckets[-1].append(name)
         filled += math.prod(shapes[name])
     return Buckets(tuple(map(tuple, buckets)), shapes, keep)
+
+
+# ---- what a state says of a choice ---------------------------------------------------------------------------------------
+def read_methods(saved: Any) -> dict[str, str]:
+    """The method of each tensor, from what :meth:`grace.auto.driver.Driver.state_dict` gave.
+
+    Raises:
+        StateError: it is not that.
+    """
+    methods = saved.get("methods") if isinstance(saved, Mapping) else None
+    if not isinstance(methods, Mapping) or not all(isinstance(text, str) for pair in methods.items() for text in pair):
+        raise StateError(f"not a Grace state: its auto should say the method of each tensor, got {saved!r}")
+    return dict(methods)
+
+
+def parts_of(
+    policy: Policy,
+    buckets: Buckets,
+    methods: Sequence[str],
+    like: Mapping[str, Tensor],
+    tell: Callable[[Sequence[int]], Sequence[Sequence[int]]],
+) -> list[Part] | None:
+    """Each bucket with the method that its largest tensor has under a policy, as a rank knows that has a part of it; None: one
+    is not among ``methods``. All ranks call it.
+
+    Args:
+        policy: of the state.
+        buckets: of the model.
+        methods: that may be used, in the same order on all ranks.
+        like: this rank's tensors, of any shape, by name.
+        tell: tells all ranks whole numbers, and gives everyone's.
+    """
+    numbers = []
+    for names in buckets.names:
+        free = [name for name in names if buckets.fixed(name) is None] or list(names)
+        name = max(free, key=lambda name: math.prod(buckets.shapes[name]))
+        text = spell(policy.method_for(name, like[name], 0)) if name in like else ""
+        numbers.append(methods.index(text) if text in methods else -1)
+    chosen = [max(column) for column in zip(*tell(numbers), strict=True)]
+    return None if min(chosen) < 0 else [Part(j, j + 1, methods[k]) for j, k in enumerate(chosen)]

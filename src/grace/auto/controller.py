@@ -25,7 +25,7 @@ import random
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from grace.auto.drift import Drift
+from grace.auto.drift import Pace
 from grace.auto.trial import YIELD, Trial
 from grace.errors import AgreementError
 
@@ -41,13 +41,8 @@ SHORT_NS = 200_000  # a step below this is too short to be compared
 VARIES = 0.2  # of their median: blocks that vary by more cannot be compared
 BELIEVED = 0.8  # where steps cannot be compared, a plan must be predicted to take at most this of the baseline's
 LOOK_STEPS, LOOK_NS = 400, 120_000_000_000  # from one look to the next, at first
-APART, LASTING, DOUBLED = (
-    200,
-    1000,
-    8,
-)  # steps between looks at least; after which a change has lasted; times the distance
-EXCHANGES = 0.1  # of a step: where they take less, their pace says nothing
-EXCHANGE_SLACK, EXCHANGE_LIMIT = 0.15, 0.6  # of their drift: codecs and waiting are in them
+APART = 200  # steps between looks at least
+LASTING, DOUBLED = 1000, 8  # steps after which a change has lasted; times the distance
 _STALL = 4  # times the block's median: a period that is longer is left out, an evaluation or a checkpoint
 ONE = 1_000_000  # of weights
 Kind: TypeAlias = Literal["watch", "scout", "mine", "theirs"]
@@ -114,7 +109,7 @@ class Controller:
         self._exchanges: list[int] = []
         self._order: list[Kind] = []
         self._pair: dict[Kind, int] = {}
-        self._forget_pace()
+        self._pace = Pace()
         self._distance = {True: 1, False: 1}  # of looks after an alarm and of others, in times of the first
         self._looked = (first, 0)  # step and nanoseconds of the last
         self._alarm: tuple[str, bool] | None = (
@@ -253,24 +248,11 @@ class Controller:
         self._next()
 
     def _watch_pace(self, median: int, exchanges: int) -> None:
-        """True if steps, or exchanges, take another time than they did."""
-        reference, before = self._drift.reference, self._exchange_drift.reference
-        if self._drift.alarm(median):
-            self._say_changed(
-                f"steps take {median / 1e6:.1f} ms, and took {(reference or median) / 1e6:.1f}", pressing=True
-            )
-        elif exchanges and max(exchanges, before or 0) >= EXCHANGES * median and self._exchange_drift.alarm(exchanges):
-            words = f"exchanges take {exchanges / 1e6:.1f} ms of a step, and took {(before or exchanges) / 1e6:.1f}"
-            self._say_changed(words, pressing=False)
-
-    def _say_changed(self, words: str, *, pressing: bool) -> None:
-        self._forget_pace()
-        self._alarm = words, pressing or (self._alarm is not None and self._alarm[1])
-        self.events.append((self.step, words))
-
-    def _forget_pace(self) -> None:
-        """Forgets the pace so far: new measurements are compared with each other."""
-        self._drift, self._exchange_drift = Drift(), Drift(EXCHANGE_SLACK, EXCHANGE_LIMIT)
+        """Notes where steps, or exchanges, take another time than they did."""
+        if (change := self._pace.change(median, exchanges)) is not None:
+            words, pressing = change
+            self._alarm = words, pressing or (self._alarm is not None and self._alarm[1])
+            self.events.append((self.step, words))
 
     def ask(self, why: str) -> None:
         """Asks for a look as soon as there may be one."""
@@ -435,7 +417,7 @@ class Controller:
         varies = _spread([rival for rival, _ in trial.pairs])
         if trial.undecided and varies > VARIES and self.verified_at is None:
             self._give_up(f"blocks of the same plan differ by {varies:.0%}")
-        self._forget_pace()
+        self._pace.forget()
         self._next()
 
     def _change(self, number: int) -> None:

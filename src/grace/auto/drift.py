@@ -1,9 +1,11 @@
-"""True if steps have changed their pace: Page and Hinkley's test, in both directions."""
+"""Changes of the pace of steps and of exchanges: Page and Hinkley's test, in both directions."""
 
 from __future__ import annotations
 
 SETTLE = 4  # blocks of which the median is the reference
 _SLACK, _LIMIT = 0.05, 0.5
+EXCHANGES = 0.1  # of a step: where they take less, their pace says nothing
+EXCHANGE_SLACK, EXCHANGE_LIMIT = 0.15, 0.6  # of their drift: codecs and waiting are in them
 
 
 class Drift:
@@ -36,3 +38,29 @@ class Drift:
         self._up = max(0.0, self._up + excess - self._slack)
         self._down = max(0.0, self._down - excess - self._slack)
         return max(self._up, self._down) > self._limit
+
+
+class Pace:
+    """Pace of steps and of their exchanges, by medians of blocks in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the pace so far: new measurements are compared with each other."""
+        self._steps, self._exchanges = Drift(), Drift(EXCHANGE_SLACK, EXCHANGE_LIMIT)
+
+    def change(self, median: int, exchanges: int) -> tuple[str, bool] | None:
+        """A change in words, and whether it is one of whole steps, of which all is then forgotten; None: there is none.
+        ``exchanges``: of a step; 0: unknown.
+        """
+        reference, before = self._steps.reference, self._exchanges.reference
+        if self._steps.alarm(median):
+            words = f"steps take {median / 1e6:.1f} ms, and took {(reference or median) / 1e6:.1f}", True
+        elif exchanges and max(exchanges, before or 0) >= EXCHANGES * median and self._exchanges.alarm(exchanges):
+            took = (before or exchanges) / 1e6
+            words = f"exchanges take {exchanges / 1e6:.1f} ms of a step, and took {took:.1f}", False
+        else:
+            return None
+        self.forget()
+        return words

@@ -14,16 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from grace.auto.calibrate import Calibration
-from grace.auto.choices import Buckets, Choice, policy_of
+from grace.auto.choices import Buckets, Choice, parts_of, policy_of
 from grace.auto.classes import LOOSE, factor_of, permitted
 from grace.auto.controller import ONE, Controller
 from grace.auto.device import OnDevice
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
-from grace.auto.losses import Losses
-from grace.auto.model import Model
+from grace.auto.model import Losses, Model
 from grace.auto.planner import Plan
-from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
 from grace.auto.sources import Listener, OnHost, Source

@@ -1,20 +1,27 @@
 """The model's own step, measured in some of the first steps, in which exchanges do not disturb the backward pass.
 
 There buckets are *held*: they are exchanged after the last one has come. Where that would take too much memory, the model
-*waits* for each bucket's exchange instead, and that time is left out.
+*waits* for each bucket's exchange instead, and that time is left out. And what each method loses of each gradient, measured in
+one step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from grace.auto.calibrate import Told
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
 from grace.predict.probe import middle
+from grace.predict.ways import TO_ALL, Way
+from grace.registry import method as make_method
 
 STEPS = 5  # of the model, with buckets held
+_MILLION, _MOST = 1_000_000, 1e3  # of a share, told as a whole number; the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +115,37 @@ def model_of(told: Sequence[Sequence[int]]) -> Model:
         compute / 1e9, tuple(ready), exposed / 1e9, (compute + exposed) / 1e9,
         Told("the model", tuple(row[0] for row in told)), Told("waiting", tuple(row[1] for row in told)),
     )  # fmt: skip
+
+
+class Losses:
+    """Compression errors of each method for each tensor's gradient, as shares: ``of``. The largest of all ranks counts."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[str, float]] = {}
+
+    def measure(
+        self,
+        gradients: Mapping[str, Tensor],
+        methods: Sequence[str],
+        peer: Callable[[str], Peer],
+        way: Way = TO_ALL,
+    ) -> None:
+        """Measures the error of each method for these gradients, each of any shape, where they go this way. ``peer``: who
+        this worker is in the exchange of a tensor of this name.
+        """
+        for name, x in gradients.items():
+            for text in methods:
+                lost = way.lost(make_method(text), x, peer(name))
+                self.of.setdefault(text, {})[name] = float("inf") if lost is None else lost
+
+    def share(
+        self, names: Sequence[str], methods: Sequence[str], tell: Callable[[Sequence[int]], Sequence[Sequence[int]]]
+    ) -> None:
+        """All ranks take the largest of all. One that has no part of a tensor has measured nothing of it. ``tell`` tells all
+        ranks whole numbers, and gives everyone's.
+        """
+        keys = [(text, name) for text in methods for name in names]
+        losses = [self.of.get(text, {}).get(name, 0.0) for text, name in keys]
+        rows = tell([int(_MILLION * min(_MOST, lost)) for lost in losses]) if keys else []
+        for k, (text, name) in enumerate(keys):
+            self.of.setdefault(text, {})[name] = max(row[k] for row in rows) / _MILLION

@@ -25,7 +25,7 @@ def advise(
         typer.Option(
             "--methods",
             "-m",
-            help="With commas between, outer loops (diloco:every=32) too; your own: file.py:Class. [default: all methods]",
+            help="With commas between, algorithms (diloco:every=32) too; your own: file.py:Class. [default: all methods]",
         ),
     ] = None,
     links: Speeds = "1gbit,10gbit",

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from grace.collectives import (
     AllToAll,
     Broadcast,
     Collective,
+    Exchange,
     ReduceScatter,
     Tally,
     cost,
@@ -29,6 +30,7 @@ from grace.collectives import (
 )
 from grace.compute import resources
 from grace.contract.method import Method
+from grace.contract.workspace import Workspace
 from grace.grid import Grid
 from grace.registry.policy import Policy
 from grace.run.drive import drive
@@ -40,6 +42,19 @@ _PART, _LARGE = 8, 1 << 16  # one row of so many of tensors of so many numbers i
 _HOPELESS = 4  # and of what takes so many times the patience by that, no more
 _EVICTION = 64 << 20  # numbers of a buffer that empties the caches
 _MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, without its own memory
+
+
+class Exchanging(Protocol):
+    """The part of a :class:`grace.run.worker.Worker` that a replay needs: each outcome has a ``mean``."""
+
+    world: int
+    workspace: Workspace
+
+    def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[Mapping[str, Any]]:
+        """Exchanges tensors of any shapes, by name, all or some."""
+
+    def advance(self) -> None:
+        """The step has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +148,7 @@ class Replayer:
         patience: float = 10.0,
         budget: float = 0.4,
     ):
-        self.buckets = [list(names) for names in buckets]
+        self.shapes, self.buckets = shapes, [list(names) for names in buckets]
         self.samples, self.patience, self.budget = samples, patience, budget
         numbers = {name: torch.Size(shapes[name]).numel() for names in buckets for name in names}
         self.numbers = [sum(numbers[name] for name in names) for names in self.buckets]
@@ -166,7 +181,12 @@ class Replayer:
             first, worker = (Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes) for _ in range(2))
             return self._try_part(first, sizes) or self._run(worker, sizes)
 
-    def _run(self, worker: Worker, axes: Mapping[str, int]) -> Replay:
+    def run_worker(self, worker: Exchanging) -> Replay:
+        """Replays a step of whoever exchanges as a worker does."""
+        with resources.threads(1), torch.no_grad():
+            return self._run(worker, {})
+
+    def _run(self, worker: Exchanging, axes: Mapping[str, int]) -> Replay:
         world = worker.world
         first = {name: self._views[name] for name in self.buckets[0]}
         tasted = self._taste(worker, axes, first, self.patience)
@@ -204,14 +224,14 @@ class Replayer:
         codec = tuple(statistics.median(column) for column in zip(*samples, strict=True))
         return Replay(world, codec, tuple(moved), sent, axes=axes)
 
-    def _try_part(self, worker: Worker, axes: Mapping[str, int]) -> Replay | None:
+    def _try_part(self, worker: Exchanging, axes: Mapping[str, int]) -> Replay | None:
         """The replay if, by some rows of the first bucket's tensors, an exchange of all would take many times ``patience``."""
         views = {name: self._views[name] for name in self.buckets[0]}
         part = {name: x[: -(-len(x) // _PART)] if x.numel() >= _LARGE else x for name, x in views.items()}
         return self._taste(worker, axes, part, _HOPELESS * self.patience)
 
     def _taste(
-        self, worker: Worker, axes: Mapping[str, int], xs: Mapping[str, Tensor], patience: float
+        self, worker: Exchanging, axes: Mapping[str, int], xs: Mapping[str, Tensor], patience: float
     ) -> Replay | None:
         """The replay if, by what these tensors of the first bucket take, an exchange of all would take longer than that."""
         for _ in range(2):  # once to make memories and workspaces
@@ -226,7 +246,7 @@ class Replayer:
         echo.sent *= share
         return self._extrapolate([share * seconds / self._add()], [moved], echo, complete=share == 1)
 
-    def _exchange(self, worker: Worker, echo: Echo, xs: Mapping[str, Tensor]) -> float:
+    def _exchange(self, worker: Exchanging, echo: Echo, xs: Mapping[str, Tensor]) -> float:
         """Processor seconds of an exchange of these tensors, and of the copies of their means."""
         start, before = time.thread_time(), echo.cpu
         outs = drive(worker.exchange(dict(xs)), echo)

@@ -43,8 +43,8 @@ def advise(
         subject: the model.
         links: there is a table for each link and number of workers.
         workers: 2 to 1,024.
-        methods: and outer loops, such as "diloco:every=32"; None: every registered method. Each is composed alike, see
-            :func:`grace_bench.advise.advice.compose`.
+        methods: and algorithms, such as "diloco:every=32" or "onebitadam"; None: every registered method. Methods are composed
+            alike, see :func:`grace_bench.advise.advice.compose`.
         exactly: whether they are tried as they are written instead.
         step_ms: a step without communication on ``cores`` cores; None: measured here.
         cores: of each worker, > 0.
@@ -79,7 +79,9 @@ def advise(
         seconds, ready = step_ms / 1000, usual_readiness(subject.numbers)
     replays = len(REPLAYED) if max(workers) > REPLAYED[-1] else len(set(workers))
     replayer = Replayer(subject.shapes, subject.buckets, samples, patience, _BUDGET / replays)
-    costs = {name: cost_of(name, lambda method: Cost(functools.partial(replayer.run, method))) for name in names}
+    costs = {
+        name: cost_of(name, lambda method: Cost(functools.partial(replayer.run, method)), replayer) for name in names
+    }
     total = sum(subject.numbers)
 
     def step_here() -> Step:

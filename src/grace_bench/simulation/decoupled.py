@@ -108,7 +108,8 @@ def simulate_decoupled(setting: DecoupledSetting, methods: Sequence[str], tell: 
     A row has the loss and accuracy on the test set at the end, the goodput, ``survivors``: the share of their time that the
     workers which never die have trained; ``stopped``: seconds in which nobody trained; bytes that all have sent; and of
     decoupled training how many merges there were, and the norm of what was written off. The first row is of decoupled training
-    in which nobody is slow or dies.
+    in which nobody is slow or dies. A goodput of 0 is no progress: somebody died in each step, and the loss is that of the
+    model at the start.
     """
     problem = DigitsProblem(setting.alpha, setting.batch, setting.hidden, setting.seed)
     for method in methods:  # all of them before anything takes a minute
@@ -200,12 +201,11 @@ def _train_together(setting: DecoupledSetting, problem: DigitsProblem, kind: str
         takes = max((seconds[w] for w in here), default=0.0)
         takes += share * bytes_of_model / setting.rate + 2 * setting.latency * (len(here) > 1)
         back = min(away.values(), default=math.inf)
+        ends = now + takes
         if not here:
             stopped, now = stopped + back - now, back
             away = {worker: time for worker, time in away.items() if time > now}
-            continue
-        ends = now + takes
-        if deaths and deaths[0][0] <= ends:
+        elif deaths and deaths[0][0] <= ends:
             time, worker = deaths.pop(0)
             begins, now = now, max(now, time)
             away[worker] = now + setting.repair
@@ -233,7 +233,8 @@ def _train_together(setting: DecoupledSetting, problem: DigitsProblem, kind: str
             if made % _KEEP == 0:
                 kept, kept_made, kept_trained = _copy(model), made, list(trained)
                 tell(kind, min(10, int(10 * now / limit)), 10)
-        if now > limit:
+        if now > limit:  # in a stop
+            stopped -= now - limit
             break
     tell(kind, 10, 10)
     loss, accuracy = problem.evaluate(model)

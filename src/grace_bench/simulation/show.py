@@ -58,13 +58,20 @@ def view_decoupled(document: dict[str, Any]) -> RenderableType:
     headings = ["training", "method", "loss", "accuracy", "goodput", "who never dies", "stopped", "sent, all", "merges"]
     table = plain_table(None, headings)
     for row in document["rows"]:
-        ends = ("diverged", "-") if row["loss"] is None else (f"{row['loss']:.4f}", f"{row['accuracy']:.1%}")
+        ends = _ends(row, 4), f"{row['accuracy']:.1%}" if row["goodput"] and row["loss"] is not None else "-"
         survivors = "-" if row["survivors"] is None else f"{row['survivors']:.1%}"
         merges = "-" if row["merges"] is None else str(row["merges"])
         shares = f"{row['goodput']:.1%}", survivors, f"{row['stopped']:.0f} s"
         table.add_row(row["kind"], row["method"], *ends, *shares, amount(row["sent"]), merges)
     note = "goodput: share of all workers' time in steps that count; stopped: nobody trained; loss of the merged parameters"
     return Group(describe_decoupled(document["setting"]), "", table, "", note)
+
+
+def _ends(row: dict[str, Any], digits: int) -> str:
+    """The loss of a row at the end, or why it says nothing."""
+    if row["loss"] is None:
+        return "diverged"
+    return f"{row['loss']:.{digits}f}" if row["goodput"] else "no progress"
 
 
 def draw_decoupled(document: dict[str, Any], out: Path) -> list[Path]:
@@ -78,10 +85,9 @@ def sheet_decoupled(document: dict[str, Any]) -> dict[str, Any]:
     rows = []
     for row in document["rows"]:
         name = f"{row['kind']}, {row['method']}" if row["kind"] == "decoupled" else row["kind"]
-        loss = "diverged" if row["loss"] is None else f"{row['loss']:.3f}"
         rows.append({
             "name": name, "goodput": row["goodput"], "loss": row["loss"] or 0.0,
-            "shares": f"{row['goodput']:.0%}", "ends": loss,
+            "shares": f"{row['goodput']:.0%}", "ends": _ends(row, 3),
         })  # fmt: skip
     order = [row["name"] for row in rows]
     panels = [

@@ -10,7 +10,8 @@ import pytest
 
 from grace.auto import sources
 from grace.auto.calibrate import calibrate, unsure_of
-from grace.auto.controller import EXCHANGES, LOOK_STEPS, Controller
+from grace.auto.controller import LOOK_STEPS, Controller
+from grace.auto.drift import EXCHANGES
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timing, Timings
 from grace.predict.rates import NUMBERS, Rate, Rater, Sample

@@ -1,10 +1,10 @@
-"""Losses of methods, and what all ranks believe of them."""
+"""Compression errors of methods, which all ranks share."""
 
 from __future__ import annotations
 
 import torch
 
-from grace.auto.losses import Losses
+from grace.auto.model import Losses
 from grace.contract.peer import Peer
 
 

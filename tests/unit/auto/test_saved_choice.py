@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from grace.auto.choices import Buckets
+from grace.auto.choices import Buckets, parts_of, read_methods
 from grace.auto.planner import Part
-from grace.auto.saved_choice import parts_of, read_methods
 from grace.errors import StateError
 from grace.registry.policy import Policy
 

@@ -62,6 +62,11 @@ class OuterLoop(Resuming):
         group: dist.ProcessGroup | None = None,
         transport: str | Transport | None = "auto",
     ):
+        if options.nonfinite != "propagate":
+            raise ConfigurationError(
+                f"outer: nonfinite={options.nonfinite!r}: all ranks drop a window that is not finite, and go on from theta; "
+                "legal: 'propagate'"
+            )
         self._model, self._optimizer, self.settings = model, optimizer, settings
         self._parameters = find_trained(model, optimizer)
         refuse_shared(self._parameters)

@@ -24,6 +24,7 @@ from grace.errors import (
     StateError,
     TransportError,
 )
+from grace.run.options import Options
 from tests.unit.adapters.outer.training import Rank, flat, make_inner, make_model, on_ranks, train
 from tests.unit.networks import in_threads
 
@@ -302,6 +303,13 @@ def test_what_cannot_work_is_refused_at_once(
     net = make_model()
     with pytest.raises(error, match=words):
         grace.outer(net, make_inner(net), method, **{"transport": "alone", **knobs})
+
+
+@pytest.mark.parametrize("nonfinite", ["error", "skip"])
+def test_another_answer_to_inf_than_to_drop_the_window_is_refused(nonfinite: Any) -> None:
+    net = make_model()
+    with pytest.raises(ConfigurationError, match=f"nonfinite='{nonfinite}'.*go on from theta; legal: 'propagate'"):
+        OuterLoop(net, make_inner(net), "none", Options(nonfinite=nonfinite), OuterSettings(4), transport="alone")
 
 
 def test_an_optimizer_that_is_none_or_exchanges_by_itself_is_refused() -> None:

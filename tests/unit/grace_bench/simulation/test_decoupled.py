@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from grace.cli.app import app
 from grace.errors import ConfigurationError
 from grace_bench.simulation.decoupled import DecoupledSetting, simulate_decoupled
-from grace_bench.simulation.show import sheet_decoupled
+from grace_bench.simulation.show import sheet_decoupled, view_decoupled
 
 SMALL: dict[str, Any] = {"workers": 4, "steps": 40, "batch": 4, "hidden": 16, "kill_every": 10.0}
 
@@ -42,6 +44,22 @@ def test_a_slow_learner_costs_the_others_nothing():
 
 def test_the_same_setting_gives_the_same_numbers():
     assert rows(["qsgd:bits=8"], spread=0.3) == rows(["qsgd:bits=8"], spread=0.3)
+
+
+def test_training_in_which_somebody_dies_in_each_step_says_that_it_makes_no_progress():
+    setting = DecoupledSetting(**{**SMALL, "workers": 8, "steps": 6, "kill_every": 1.0})
+    document = simulate_decoupled(setting, ["none"], lambda *_: None)
+    got = {row["kind"]: row for row in document["rows"]}
+    for kind in ("synchronous", "elastic"):
+        assert got[kind]["goodput"] == 0
+        assert got[kind]["stopped"] <= setting.duration
+    assert got["decoupled"]["goodput"] > 0
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(view_decoupled(document))
+    assert [line.split()[:4] for line in shown.getvalue().splitlines() if "no progress" in line] == [
+        ["synchronous", "none", "no", "progress"],
+        ["elastic", "none", "no", "progress"],
+    ]
 
 
 def test_many_learners_run():
