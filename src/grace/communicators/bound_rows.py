@@ -70,6 +70,9 @@ class RowPlan:
     ) -> Exchange[tuple[list[bool], Tensor]]:
         """Averages of my rows ``[sum c]``, and which tensors all ranks have seen finite; those of others are 0. Rows, memories
         (0: none) and rests are given by their addresses.
+
+        Raises:
+            MemoryError: there is no memory to encode them.
         """
         bucket, step = self.bucket, peers.like.step
         message = workspace.take(tuple(room.shape), torch.uint8, _CPU)
