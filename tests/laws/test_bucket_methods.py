@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grace.communicators import scattered
+from grace.communicators.bound_rows import RowPlan
 from grace.communicators.scattered import ScatterPlan
 from grace.communicators.server_debts import HostDebts
 from grace.compute import native
@@ -191,8 +192,8 @@ def one_stream_for_both_hops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ScatterPlan.average
-    monkeypatch.setattr(ScatterPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
+    right = RowPlan.average
+    monkeypatch.setattr(RowPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
 
 
 def tails_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:

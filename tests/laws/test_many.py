@@ -110,9 +110,9 @@ def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, mo
     assert seen == [True] * 6, "of two ranks, three steps"
 
 
-def _look(prepare: Any, seen: list[bool], *args: Any) -> Any:
+def _look(prepare: Any, seen: list[bool], *args: Any, **more: Any) -> Any:
     """Notes whether a bucket's kernels read its gradients where they are."""
-    bucket = prepare(*args)
+    bucket = prepare(*args, **more)
     own = [x.data_ptr() for x in args[3]]
     seen.append([x.data_ptr() for x in bucket.many.xs] == own)
     return bucket

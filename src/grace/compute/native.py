@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -146,6 +147,16 @@ def isas() -> tuple[str, ...]:
 
 def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
     """The functions of a library, and the C types of their arguments."""
+    known = _interfaces.get(library)
+    if known is None:
+        known = _interfaces[library] = _read_interface(library)
+    return known
+
+
+_interfaces: weakref.WeakKeyDictionary[ctypes.CDLL, dict[str, tuple[str, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _read_interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
     try:
         text = library.grace_signatures
     except AttributeError:  # a library from before it had one

@@ -48,6 +48,14 @@ def flag(answer: Tensor) -> Flag:
     return bool(answer) if on_host(answer.device) else answer
 
 
+def flags(answers: Tensor) -> Sequence[Flag]:
+    """The flags of ``answers [T]`` bool: bools where the host may read them."""
+    if on_host(answers.device):
+        out: list[bool] = answers.tolist()
+        return out
+    return answers.unbind(0)
+
+
 def and_(a: Flag, b: Flag) -> Flag:
     """True if both flags hold."""
     if a is True or b is False:

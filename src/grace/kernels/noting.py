@@ -12,18 +12,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from grace.compute import backends, native
+from grace.compute import native
+from grace.kernels.call_table import MEMORY, REST, ROWS, STEP, STRIDE, THREADS, WIRE, Slot, possible
+
+__all__ = [
+    "MEMORY", "REST", "ROWS", "STRIDE", "THREADS", "WIRE", "Blank", "BlankStream", "Call", "Key", "Keys", "Slot", "Table",
+    "possible",
+]  # fmt: skip
 
 Keys: TypeAlias = Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]
 
 
-class Slot:
-    """A word of the table that differs from step to step."""
-
-    __slots__ = ()
-
-
-ROWS, MEMORY, REST, WIRE, STRIDE, STEP, THREADS = (Slot() for _ in range(7))
 _CPU: Final = torch.device("cpu")
 
 
@@ -168,8 +167,3 @@ def _word(value: Any, kind: Any) -> int:
         value = ctypes.addressof(value)
     number = kind(getattr(value, "value", value))
     return int.from_bytes(bytes(number), "little", signed=True)
-
-
-def possible() -> bool:
-    """True if kernels can be called many at a time: not by a library that was built before they could."""
-    return backends.backend().functions is not None and native.has("call_many")

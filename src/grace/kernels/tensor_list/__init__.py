@@ -13,11 +13,12 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from grace.compute import backends
 from grace.compute.dispatch import operation
 from grace.compute.host import host_int64, to_device
 from grace.compute.launching import Marks
@@ -49,6 +50,8 @@ class TensorList:
     xs, memories, rests: ``[b, n_t]`` each, contiguous, float32; xs may also be float16 or bfloat16, all of them, where they
         are read; memories and rests may be missing. They may be given in any shape. sizes, places: of each of the T b rows,
         those of a tensor side by side.
+    dtype: of the xs. addresses: of the xs, memories and rests, None where there are none. gap:
+        numbers from a row of an x to the next, and bytes of a number, where the rows are not contiguous.
     table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
         rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place: whether some rest
@@ -74,15 +77,17 @@ class TensorList:
         self._starts = [row * n for n in sizes for row in range(rows)]
         self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
-        self._dtype = torch.float32  # of xs
+        self.dtype = torch.float32
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
         self.work: TensorList | None = None
-        self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64, device="cpu")
-        self.even = self.in_place = False
-        self._tables: dict[tuple[int, ...], tuple[Tensor, bool, bool]] = {}
+        self.addresses: tuple[list[int], list[int] | None, list[int] | None] = ([], None, None)
+        self.gap = (0, 0)
+        self._there: _Table | None = None  # the table for these addresses, once it has been asked for
+        self._tables: dict[tuple[int, ...], _Table] = {}
         self._made: dict[Hashable, Any] = {}
-        self._clean, self._given = self.table, 0  # marks for coming launches, and how many have been handed out
+        self._clean = torch.empty(0, dtype=torch.bool, device="cpu")  # marks for coming launches
+        self._given = 0  # how many of them have been handed out
 
     def __len__(self) -> int:
         """T b, how many rows there are."""
@@ -91,7 +96,7 @@ class TensorList:
     @property
     def like(self) -> Tensor:
         """A number of the dtype of xs, by which kernels know it."""
-        dtype = self._dtype
+        dtype = self.dtype
         return self.once(("like", dtype), lambda: torch.zeros(1, dtype=dtype, device=self.device))
 
     @property
@@ -119,6 +124,18 @@ class TensorList:
         tensors = len(self._whole_sizes)
         return marks if marks.shape[0] == tensors else marks.view(tensors, -1).all(dim=1)
 
+    @property
+    def table(self) -> Tensor:
+        return self._look_up().words
+
+    @property
+    def even(self) -> bool:
+        return self._look_up().even
+
+    @property
+    def in_place(self) -> bool:
+        return self._look_up().in_place
+
     def point(
         self,
         xs: Sequence[Tensor],
@@ -131,34 +148,54 @@ class TensorList:
         have been there; False if they would have to while work is captured, and then nothing has changed.
         ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
-        parts = [None if part is None else [x.data_ptr() for x in part] for part in (xs, memories, rests)]
-        size = xs[0].element_size() if stride else 0
-        key = (*[address for part in parts for address in part or (0,)], stride, size)
-        table = self._tables.get(key)
-        if table is None:
-            if capturing():
+        given = (xs, memories, rests)
+        parts = tuple([None if part is None else [x.data_ptr() for x in part] for part in given])
+        gap = (stride, xs[0].element_size()) if stride else (0, 0)
+        if self._on_device:
+            there = self._tables.get(_key(parts, gap))
+            if there is None and capturing():
                 return False
-            none = [0] * len(xs)
-            addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
-            if stride:  # a row begins at the number of the contiguous tensor where it would begin
-                gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
-                addresses[0] = [at + gap for at, gap in zip(addresses[0], gaps, strict=True)]
-            keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
-            columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
-            lines = host_int64([list(line) for line in zip(*columns, strict=True)])
-            even = not any(at % _EVEN for column in (*addresses, self._starts) for at in column)
-            given = zip(*(part or none for part in parts), strict=True)
-            in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
-            table = to_device(lines, self.device), even, in_place
-            if len(self._tables) >= SIDES:
-                self._tables.clear()
-            self._tables[key] = table
-        self.table, self.even, self.in_place = table
-        self._dtype = xs[0].dtype if xs else torch.float32
+            self._there = there or self._make_table(parts, gap)
+        elif parts != self.addresses and capturing():
+            return False
+        else:
+            self._there = None  # native kernels have no use for it
+        self.addresses, self.gap = parts, gap  # type: ignore[assignment]
+        if xs:
+            self.dtype = xs[0].dtype
         self.xs = _InRows(xs, self._whole_sizes)
         self.memories = None if memories is None else _InRows(memories, self._whole_sizes)
         self.rests = self.xs if rests is xs else None if rests is None else _InRows(rests, self._whole_sizes)
         return True
+
+    @property
+    def _on_device(self) -> bool:
+        """True if the kernels of the device read the table."""
+        return self.device.type != "cpu" or backends.runs_triton(self.device)
+
+    def _look_up(self) -> _Table:
+        if self._there is None:
+            known = self._tables.get(_key(self.addresses, self.gap))
+            self._there = known or self._make_table(self.addresses, self.gap)
+        return self._there
+
+    def _make_table(self, parts: Sequence[list[int] | None], gap: tuple[int, int]) -> _Table:
+        xs, memories, rests = parts
+        (stride, size), none = gap, [0] * len(self._whole_sizes)
+        addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
+        if stride:  # a row begins at the number of the contiguous tensor where it would begin
+            gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
+            addresses[0] = [at + more for at, more in zip(addresses[0], gaps, strict=True)]
+        keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
+        columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
+        lines = host_int64([list(line) for line in zip(*columns, strict=True)])
+        even = not any(at % _EVEN for column in (*addresses, self._starts) for at in column)
+        given = zip(xs or none, memories or none, rests or none, strict=True)
+        in_place = rests is not None and any(rest in (x, memory) for x, memory, rest in given)
+        if len(self._tables) >= SIDES:
+            self._tables.clear()
+        table = self._tables[_key(parts, gap)] = _Table(to_device(lines, self.device), even, in_place)
+        return table
 
     def lend(self, xs: Sequence[Tensor]) -> bool:
         """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
@@ -263,6 +300,19 @@ class TensorList:
 def _aligned(count: int) -> int:
     """Bytes that so many marks take: those of each launch begin at a multiple of 16 bytes, so that it is the same kernel."""
     return -(-count // _EVEN) * _EVEN
+
+
+class _Table(NamedTuple):
+    """As :class:`TensorList` has them."""
+
+    words: Tensor
+    even: bool
+    in_place: bool
+
+
+def _key(parts: Sequence[list[int] | None], gap: tuple[int, int]) -> tuple[int, ...]:
+    """The addresses, stride and bytes of a number that a table is for."""
+    return (*[address for part in parts for address in part or (0,)], *gap)
 
 
 class _InRows(Sequence[Tensor]):
