@@ -93,6 +93,7 @@ class Training:
         self.silent = config.method == NO_COMMUNICATION
         self.algorithm = find_algorithm(config.method)
         self.period = 1 if self.algorithm is None else self.algorithm.period
+        self.before_clipping: Callable[[], None] = lambda: None
 
     def run(self, command: list[str]) -> Result | None:
         """Trains, evaluates, checks; the result on rank 0."""
@@ -113,6 +114,7 @@ class Training:
             warnings.simplefilter("ignore", OptimizerWarning)  # the optimizer gets what the method needs
             trained = self._connect(model)
         optimizer = trained.join(self._make_optimizer(model, changes.momentum))
+        self.before_clipping = trained.average_gradients
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
             self._check_replicas(model)
@@ -194,6 +196,7 @@ class Training:
 
     def _apply(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         """The optimizer's part of a step."""
+        self.before_clipping()
         if self.task.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.task.clip)
         for group in optimizer.param_groups:

@@ -55,6 +55,7 @@ class Replicas(Training):
         assert isinstance(self.algorithm, Algorithm)
         trained = self.algorithm.connect(model, config.seed, config.lr, exchanges)
         optimizer = trained.join(self._make_optimizer(model, changes.momentum))
+        self.before_clipping = trained.average_gradients
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         batches = task.batches(rank, config.workers, config.seed)
         marks, curve = evaluation_steps(self.steps, config.evaluations), list[Point]()
