@@ -62,15 +62,15 @@ def split(wire: Tensor, fields: Sequence[tuple[str, torch.dtype, int]], *, slack
         end = at + count * dtype.itemsize
         if end > wire.shape[1]:
             raise PayloadError(f"truncated payload: field {name!r} needs bytes {at} to {end} of {wire.shape[1]}")
-        out.append(_view_as(wire[:, at:end], dtype))
+        out.append(view_as(wire[:, at:end], dtype))
         at = end
     if at != wire.shape[1] and not slack:
         raise PayloadError(f"payload of {wire.shape[1]} bytes, but its fields end at {at}")
     return out
 
 
-def _view_as(piece: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as ``dtype``: a view where the bytes are aligned and contiguous, else a copy."""
+def view_as(piece: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes ``[b, w]`` as ``dtype``: a view where the bytes are aligned and contiguous, else a copy."""
     if dtype == torch.uint8:
         return piece
     flat = piece.reshape(-1)  # one row of several is contiguous, whatever its stride says
@@ -179,7 +179,7 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """
     if width % dtype.itemsize or HEADER + width > sealed.shape[1]:
         raise PayloadError(f"sealed payload of {sealed.shape[1]} bytes cannot hold a wire of {width}")
-    return _view_as(sealed[:, HEADER : HEADER + width], dtype)
+    return view_as(sealed[:, HEADER : HEADER + width], dtype)
 
 
 class Gathered(Sequence[Tensor]):
@@ -268,7 +268,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     """
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
-    headers = _view_as(sealed[:, :HEADER], torch.int32).view(-1)
+    headers = view_as(sealed[:, :HEADER], torch.int32).view(-1)
     if not on_host(sealed.device):
         headers = headers.clone()  # the next step's lie there when the host reads them
         good, bad = header_of(True, step), header_of(False, step)

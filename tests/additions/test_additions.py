@@ -80,12 +80,11 @@ def test_an_addition_alone(name: str, tmp_path: Path) -> None:
 
 
 def _files_that_name(word: str) -> set[str]:
-    files = [*(ROOT / "native").rglob("*"), *(ROOT / "src/grace").rglob("native.py")]
-    return {
-        str(file.relative_to(ROOT))
-        for file in files
-        if file.suffix in (".py", ".cc", ".h") and re.search(rf"\b{word}\b", file.read_text())
-    }
+    """Sources with the kernel's name, and bindings that declare or call it: others may call an operation of its name."""
+    sources = [file for file in (ROOT / "native").rglob("*") if file.suffix in (".cc", ".h")]
+    bindings = list((ROOT / "src/grace").rglob("native.py"))
+    named = [(file, rf"\b{word}\b") for file in sources] + [(file, rf'"{word}"|\bc\.{word}\b') for file in bindings]
+    return {str(file.relative_to(ROOT)) for file, pattern in named if re.search(pattern, file.read_text())}
 
 
 def test_a_native_kernel_is_named_where_the_table_says() -> None:

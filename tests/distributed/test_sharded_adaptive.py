@@ -68,8 +68,8 @@ def trained(rank: int, world: int, kind: str, steps: int, alone: bool = False) -
     assert driver.names == list(NAMES)
     chosen = []
 
-    def make(network: Any, cores: float, beside: Any = None) -> Probe:
-        return Probe(network, cores, beside=None if alone else beside)
+    def make(network: Any, cores: float, beside: Any = None, **how: Any) -> Probe:
+        return Probe(network, cores, beside=None if alone else beside, **how)
 
     with mock.patch("grace.auto.adaptive.Probe", make):
         for step in range(steps):

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from grace.communicators import scattered
+from grace.communicators.bound_rows import RowPlan
 from grace.communicators.scattered import ScatterPlan
 from grace.communicators.server_debts import HostDebts
-from grace.compute import native
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError
 from grace.kernels.multi_tensor import finite_many
+from grace.kernels.tensor_list import TensorList
 from grace.methods import powersgd
 from grace.methods.common import low_rank_bucket, projection_bucket
 from grace.methods.common.factor_bucket import FactorPlan
@@ -25,6 +26,7 @@ from grace.methods.common.projection_bucket import Kind, ProjectionBucket, Proje
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
+from tests.unit.kernels.native_checks import needs_native
 
 # ---- of low rank ------------------------------------------------------------------------------------------------------
 LOW_RANK = Policy([("layer[15]", "none"), ("*", "powersgd:rank=2,min_rate=0.1")])
@@ -61,6 +63,14 @@ def what_travels_as_it_is_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def zeros_keep_their_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    def widen(message: Tensor, rounded: TensorList, many: TensorList) -> Tensor:
+        torch._foreach_copy_(list(many.xs), list(rounded.xs))
+        return many.all_set
+
+    monkeypatch.setattr(low_rank_bucket, "widen_many", widen)
+
+
 def factors_are_all_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(powersgd, "finite_many", lambda flags, many: flags)
 
@@ -76,11 +86,28 @@ LOW_RANK_MUTANTS = [
 ]  # fmt: skip
 
 
+@needs_native
 @pytest.mark.parametrize("mutant", LOW_RANK_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_low_rank_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ):
     assert_caught(LOW_RANK, mutant, monkeypatch)
+
+
+def tiny(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """A tensor that travels as it is, of negative numbers of which a third is -0."""
+    given = gradients(rank, step, shapes)
+    given["layer4"].fill_(-1e-45)
+    return given
+
+
+@needs_native
+def test_zeros_have_no_sign(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bucket_runs, "gradients", tiny)
+    assert_same(LOW_RANK, 3, MATRICES, beside="reference")
+    means, _, _ = Run(LOW_RANK, 3, MATRICES, ALL).step()
+    assert means[0]["layer4"][2] == bytes(20)
+    assert_caught(LOW_RANK, zeros_keep_their_sign, monkeypatch)
 
 
 # ---- of one factor at a time ------------------------------------------------------------------------------------------
@@ -104,15 +131,11 @@ def factors_of_the_next_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def factors_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """The basis is as wide where it encodes as where it decodes."""
-    right = Kind.__init__
-
-    def init(self: Kind, *args: Any, **how: Any) -> None:
-        right(self, *args, **how)
-        self.down = self.up
-
-    monkeypatch.setattr(Kind, "__init__", init)
+    right = Kind._make_roots
+    monkeypatch.setattr(Kind, "_make_roots", lambda kind: (right(kind)[0], right(kind)[0]))
 
 
+@needs_native
 @pytest.mark.parametrize(
     "mutant",
     [what_was_sent_is_kept, factors_of_the_next_matrix, factors_as_they_lie],
@@ -124,7 +147,7 @@ def test_each_mutant_of_alternating_factors_is_caught(
     assert_caught(ALTERNATING, mutant, monkeypatch)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize(("policy", "plan"), [(LOW_RANK, FactorPlan), (ALTERNATING, ProjectionPlan)])
 def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, plan: type):
     assert_same(policy, 3, MATRICES, plans=SOME)
@@ -137,7 +160,7 @@ def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, plan: t
     assert any(isinstance(key, tuple) and key[0] is plan for key in run.workers[0].workspace.kept)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("method", ["powersgd", "acpsgd"])
 def test_products_that_overflow(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
@@ -184,8 +207,8 @@ def one_stream_for_both_hops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ScatterPlan.average
-    monkeypatch.setattr(ScatterPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
+    right = RowPlan.average
+    monkeypatch.setattr(RowPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
 
 
 def tails_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +234,7 @@ HOP_MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("mutant", HOP_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_two_hops_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -221,7 +244,7 @@ def test_each_mutant_of_two_hops_is_caught(
         assert_same(TWO_HOPS, 3, UNEVEN)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("method", ["qsgd:bits=4,bucket=32", "drive:block=16,rotation=shared"])
 def test_two_hops_of_uneven_tensors_go_as_one(method: str, memory: str):
@@ -279,7 +302,7 @@ SERVER_MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("mutant", SERVER_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_server_memories_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -289,7 +312,7 @@ def test_each_mutant_of_server_memories_is_caught(
         assert_same(ONE_BIT, 3, UNEVEN)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("method", ["efsignsgd:block=32", "qsgd:bits=4,bucket=32", "drive:block=16,rotation=shared"])
 def test_server_memories_go_as_one(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
@@ -303,7 +326,7 @@ def test_server_memories_go_as_one(method: str, memory: str, monkeypatch: pytest
     assert plan.bound
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_first_step_that_is_not_finite_leaves_no_server_behind(bad: int, monkeypatch: pytest.MonkeyPatch):
     """Servers have no states after it."""

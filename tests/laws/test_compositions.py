@@ -86,7 +86,7 @@ def test_work_does_not_grow_with_the_bucket_or_is_named(spec: str, monkeypatch: 
 @pytest.mark.parametrize(
     ("where", "mutant", "spec"),
     [
-        ("grace.communicators.one_hop.prepare", lambda *_: None, "none:communicator=broadcast"),
+        ("grace.communicators.one_hop.prepare", lambda *_, **__: None, "none:communicator=broadcast"),
         (f"{__name__}.OTHERS", ("topk:start=1",), "topk:start=1"),
     ],
 )

@@ -255,13 +255,13 @@ def count_work(
     with backends.using(backend), cpu_as_accelerator():
         worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, shapes), dtype)
         worker.lr = 0.1
-        _run(worker, given)
+        _run(worker, given, scatters=False)
         worker.workspace.reset()
         worker.advance()
         worker._read_pending()
         launches[0] = 0
         with Questions() as read, Waits() as waited:  # type: ignore[no-untyped-call]
-            _run(worker, given)
+            _run(worker, given, scatters=False)
     monkeypatch.undo()
     return launches[0], read.count + waited.count
 

@@ -126,7 +126,7 @@ def test_a_method_that_no_table_names_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tensors_that_go_one_by_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.communicators.one_hop.prepare", lambda *_: None)
+    monkeypatch.setattr("grace.communicators.one_hop.prepare", lambda *_, **__: None)
     with pytest.raises(AssertionError):
         test_a_bucket_of_many_takes_as_many_as_one_of_few("natural:bits=4", monkeypatch)
 

@@ -19,6 +19,7 @@ tl = pytest.importorskip("triton.language")
 
 from grace.communicators.many import agree
 from grace.compute import backends
+from grace.compute.dispatch import NoTable
 from grace.contract.compressor import Compressor
 from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
@@ -110,9 +111,9 @@ def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, mo
     assert seen == [True] * 6, "of two ranks, three steps"
 
 
-def _look(prepare: Any, seen: list[bool], *args: Any) -> Any:
+def _look(prepare: Any, seen: list[bool], *args: Any, **more: Any) -> Any:
     """Notes whether a bucket's kernels read its gradients where they are."""
-    bucket = prepare(*args)
+    bucket = prepare(*args, **more)
     own = [x.data_ptr() for x in args[3]]
     seen.append([x.data_ptr() for x in bucket.many.xs] == own)
     return bucket
@@ -243,8 +244,11 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
     assert many.point(xs)
     with pretend_capturing():
         assert many.point(xs)
-        assert not many.point([x.clone() for x in xs])
-    assert [x.data_ptr() for x in many.xs] == [x.data_ptr() for x in xs]
+        moved = [x.clone() for x in xs]
+        assert not many.point(moved)
+        with pytest.raises(NoTable):
+            many.table  # noqa: B018
+    assert [x.data_ptr() for x in many.xs] == [x.data_ptr() for x in moved], "the reference takes them where they are"
     kept = [[x.clone() for x in xs] for _ in range(SIDES + 1)]  # each has a place of its own
     for moved in kept:
         many.point(moved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +11,16 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import Exchange
-from grace.communicators.bound import BoundEncoder
 from grace.communicators.bucket import BucketPlan
+from grace.communicators.many import Prepared
 from grace.compute import backends, native
 from grace.contract import together as fusing
-from grace.contract.method import Method
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError
-from grace.kernels.noting import Table
+from grace.kernels import calling_many, tensor_list
+from grace.kernels.call_table import CallTable
+from grace.kernels.calling_many import _Decoders, _Encoders
+from grace.kernels.tensor_list import TensorList
 from grace.memories.turns import Turns
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import ALL, SOME, Run, assert_same
@@ -74,12 +75,11 @@ def test_batches_are_what_runs():
         for _ in range(3):
             run.step()
         kept = run.workers[0].workspace.kept
-        (plan,) = (plan for plan in kept.values() if isinstance(plan, BucketPlan))
+        (many,) = (prepared[0] for key, prepared in kept.items() if isinstance(key, tuple) and key[0] is Prepared)
         assert any(isinstance(turns, Turns) for turns in kept.values()) == ("qsgd" not in spec)
         if native.isas():
-            assert plan.encoder is not None
-            assert plan.encoder.bound, spec
-            assert plan.decoder[1] is not None, spec
+            tables = {type(made).__name__ for made in many._made.values()}
+            assert {"_Encoders", "_Decoders"} <= tables, spec
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
@@ -100,75 +100,75 @@ def padding_not_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def header_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, read = wires.write_bucket_headers, wires.read_bucket_headers
-    monkeypatch.setattr(wires, "write_bucket_headers", lambda row, words, fine, step: write(row, words, fine, step - 1))
-    monkeypatch.setattr(wires, "read_bucket_headers", lambda rows, words, step: read(rows, words, step - 1))
+    write = wires.write_bucket_flags
+    monkeypatch.setattr(wires, "write_bucket_flags", lambda row, words, fine, step: write(row, words, fine, step - 1))
 
 
 def headers_of_rank_0_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = wires.read_bucket_headers
-    monkeypatch.setattr(wires, "read_bucket_headers", lambda rows, words, step: read(rows[-1:], words, step))
+    agree = tensor_list.agree_many
+    monkeypatch.setattr(
+        "grace.communicators.many.agree_many", lambda rows, *args, **more: agree(rows[-1:], *args, **more)
+    )
 
 
 def pointers_reversed(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = wires.Gathered.__init__
+    make = _Decoders.__init__
 
-    def reverse(self: wires.Gathered, rows: Tensor, *args: Any) -> None:
-        make(self, rows, *args)
-        self.pointers = type(self.pointers)(*reversed(self.pointers))
+    def reverse(self: _Decoders, *args: Any) -> None:
+        make(self, *args)
+        self._senders = self._senders.flip(0)
 
-    monkeypatch.setattr(wires.Gathered, "__init__", reverse)
+    monkeypatch.setattr(_Decoders, "__init__", reverse)
 
 
 def memory_of_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = BoundEncoder.run
+    right = TensorList.point
 
-    def run(self: BoundEncoder, xs: Any, places: Any, step: int, memories: Any, rests: Any, **more: Any) -> Any:
-        same = memories and self._sizes[0] == self._sizes[1]
-        return right(self, xs, places, step, [memories[1], *memories[1:]] if same else memories, rests, **more)
+    def point(self: TensorList, xs: Any, memories: Any = None, rests: Any = None) -> bool:
+        same = memories and self.sizes[0] == self.sizes[1]
+        return right(self, xs, [memories[1], *memories[1:]] if same else memories, rests)
 
-    monkeypatch.setattr(BoundEncoder, "run", run)
+    monkeypatch.setattr(TensorList, "point", point)
 
 
 def states_change_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = BoundEncoder.run
+    right = _Encoders.run
 
-    def run(self: BoundEncoder, xs: Any, places: Any, step: int, memories: Any, rests: Any, **more: Any) -> Any:
-        out = right(self, xs, places, step, memories, rests, **more)
-        for memory, rest, n in zip(memories, rests, self._sizes, strict=True):
-            ctypes.memmove(memory, rest, 4 * n)
+    def run(self: _Encoders, message: Tensor, many: TensorList, step: int) -> Tensor:
+        out = right(self, message, many, step)
+        for memory, rest in zip(many.memories or (), many.rests or (), strict=True):
+            memory.copy_(rest)
         return out
 
-    monkeypatch.setattr(BoundEncoder, "run", run)
+    monkeypatch.setattr(_Encoders, "run", run)
 
 
 def calls_of_another_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compressor that asks for its step gets that of the first."""
-    right = BoundEncoder._table
-
-    def table(self: BoundEncoder, step: int) -> Any:
-        self._only = right(self, step)
-        return self._only
-
-    monkeypatch.setattr(BoundEncoder, "_table", table)
+    right = calling_many.encode_rows
+    monkeypatch.setattr(
+        calling_many,
+        "encode_rows",
+        lambda kernel, message, many, layout, spec, *more: right(kernel, message, many, layout, None, *more),
+    )
 
 
 def keys_of_the_first_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Table.__init__
+    right = calling_many.keys_of
     monkeypatch.setattr(
-        Table, "__init__", lambda self, calls, keys: right(self, calls, lambda _, forks: keys(0, forks))
+        "grace.kernels.stochastic_levels.native.keys_of", lambda many, step: lambda t: right(many, step)(0)
     )
 
 
 def step_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Table.run
-    monkeypatch.setattr(Table, "run", lambda self, step: right(self, 0))
+    right = CallTable.run
+    monkeypatch.setattr(CallTable, "run", lambda self, step=0: right(self, 0))
 
 
 def everything_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = BoundEncoder.run
+    right = _Encoders.run
     monkeypatch.setattr(
-        BoundEncoder, "run", lambda self, *args: None if right(self, *args) is None else [True] * len(args[0])
+        _Encoders, "run", lambda self, message, many, step: right(self, message, many, step) | many.all_set
     )
 
 
@@ -182,11 +182,10 @@ def turns_of_other_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of a plan leaves out method and sizes."""
-    monkeypatch.setattr(BucketPlan, "fits", lambda self, made: True)
     get = dict.get
 
     def forget(key: Any) -> Any:
-        return Method if isinstance(key, tuple) and isinstance(key[0], Method) else key
+        return Prepared if isinstance(key, tuple) and key[0] is Prepared else key
 
     class Forgetful(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import grace
+from grace.communicators.bound_rows import RowPlan
+from grace.communicators.bucket import BucketPlan
+from grace.errors import GraceError
 from grace.registry.policy import Policy
-from tests.laws.bucket_runs import SOME, RowRun, Shapes, assert_same
+from tests.laws.bucket_runs import ALL, SOME, RowRun, Shapes, assert_same
+from tests.unit.kernels.native_checks import needs_native
 
 W = 3
 ROWS: Shapes = ((W, 5), (W, 41), (W, 1), (W, 64))
@@ -22,3 +29,47 @@ MORE = (
 def test_rows_have_the_bytes_of_single_tensors(spec: str) -> None:
     policy = Policy([("layer1", "none"), ("*", spec)])
     assert_same(policy, W, ROWS, plans=SOME, kind=RowRun)
+
+
+# ---- by native calls --------------------------------------------------------------------------------------------------
+BOUND = "qsgd:bits=4,bucket=32,memory=residual"
+
+
+@needs_native
+@pytest.mark.parametrize("spec", ["efsignsgd:block=32", BOUND, "signsgd", "drive:block=16,rotation=shared"])
+def test_rows_go_by_one_call(spec: str) -> None:
+    run = RowRun(Policy([("*", spec)]), W, ROWS, ALL)
+    run.step()
+    (plan,) = (plan for plan in run.workers[0].workspace.kept.values() if isinstance(plan, RowPlan))
+    assert plan.bound
+
+
+def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RowPlan.average
+    monkeypatch.setattr(RowPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
+
+
+def sums_for_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RowPlan.__init__
+
+    def init(self: RowPlan, *args: Any) -> None:
+        right(self, *args)
+        self._scale = 1.0
+
+    monkeypatch.setattr(RowPlan, "__init__", init)
+
+
+def padding_is_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BucketPlan, "clear_padding", lambda self, messages: messages.fill_(7))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "mutant", [averages_of_what_is_not_finite, sums_for_averages, padding_is_anything], ids=lambda m: m.__name__
+)
+def test_each_mutant_of_rows_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(Policy([("*", BOUND)]), W, ROWS, kind=RowRun)

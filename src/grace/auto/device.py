@@ -3,8 +3,7 @@
 What a step takes is the device's time between two events, one at the end of each step, on the stream on which its last
 exchange ends. The host reads them when they have happened, and at the end of a block at the latest two steps later, as it
 reads the flags of a step; what all ranks were told comes as late. So the device never waits for the host, and the host for no
-step but one that is two steps old. Steps in which the host has waited
-for a compiler, Triton's or torch's, count for nothing.
+step but one that is two steps old. Steps in which the host has waited for a compiler, Triton's or torch's, count for nothing.
 
 A plan that nobody has run is taken to be somewhat slower than the one in use, so that a trial has a price: where steps are
 long, nothing is tried that the budget does not allow.

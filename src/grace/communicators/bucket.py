@@ -13,12 +13,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import Parts
-from grace.communicators.bound import BoundEncoder
 from grace.compute.host import host_int64, to_device
 from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
-from grace.kernels.noting import Table
 from grace.wire import Gathered
 
 
@@ -29,8 +27,7 @@ class BucketPlan:
         kinds: for each tensor the bytes of its wire, and the dtype of the wire's numbers.
         device: of the message.
 
-    size: s, bytes of the message. parts: whose they are. words: where the headers are, in int32, ``[T]`` int64. encoder,
-    decoder: the calls of a compressor that is bound, see :mod:`grace.communicators.bound`.
+    size: s, bytes of the message. parts: whose they are. words: where the headers are, in int32, ``[T]`` int64.
     """
 
     def __init__(self, kinds: Sequence[tuple[int, torch.dtype]], device: torch.device | str = "cpu"):
@@ -47,10 +44,7 @@ class BucketPlan:
         device = torch.device(device)
         self.words = to_device(host_int64([begin // 4 for begin in self._begins]), device)
         self._padded = to_device(host_int64(padded), device) if padded else None
-        self._sent: tuple[int, list[Tensor]] = (0, [])
         self._gathered: tuple[tuple[int, ...], list[Gathered]] = ((), [])
-        self.encoder: BoundEncoder | None = None
-        self.decoder: tuple[list[Gathered], Table | None] = ([], None)  # for which wires, and their calls
 
     def take(self, workspace: Workspace, device: torch.device) -> Tensor:
         """An uninitialized message ``[s]`` uint8, but for its padding, which is zero."""
@@ -68,14 +62,6 @@ class BucketPlan:
         """For each tensor the byte of the message where its wire begins."""
         return [begin + wires.HEADER for begin in self._begins]
 
-    def places(self, message: Tensor) -> list[Tensor]:
-        """For each tensor the bytes ``[1, w]`` of ``message [s]`` uint8 that its wire fills."""
-        if self._sent[0] != message.data_ptr():
-            begins = [begin + wires.HEADER for begin in self._begins]
-            places = [message[None, at : at + width] for at, (width, _) in zip(begins, self._kinds, strict=True)]
-            self._sent = (message.data_ptr(), places)
-        return self._sent[1]
-
     def addresses(self, message: Tensor) -> list[int]:
         """For each tensor where in memory its wire begins in ``message [s]`` uint8."""
         first = message.data_ptr() + wires.HEADER
@@ -88,22 +74,6 @@ class BucketPlan:
             answers = [Gathered(rows, begin, *kind) for begin, kind in zip(self._begins, self._kinds, strict=True)]
             self._gathered = (where, answers)
         return self._gathered[1]
-
-    def fits(self, made: Sequence[Tensor]) -> bool:
-        """True if these wires ``[1, w]`` have the widths that the plan was made for."""
-        return self._kinds == tuple(kind_of(wire) for wire in made)
-
-
-def kind_of(wire: Tensor) -> tuple[int, torch.dtype]:
-    """The bytes of a wire ``[1, w]``, and the dtype of its numbers."""
-    return wire.shape[1] * wire.element_size(), wire.dtype
-
-
-def put(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    """Copies wires ``[1, w]`` to their places ``[1, bytes]``, unless they were written there."""
-    for wire, place in zip(made, places, strict=True):
-        if wire is not place and wire.data_ptr() != place.data_ptr():
-            place.copy_(wire.contiguous().view(torch.uint8))
 
 
 def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:

@@ -21,6 +21,7 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
+from grace.flags.finite import flags, on_host
 from grace.flags.refusals import refuse_unless
 from grace.kernels.multi_tensor import finite_many, narrow_many
 from grace.kernels.tensor_list import TensorList, agree_many, poison_many
@@ -57,14 +58,18 @@ def prepare(
     peers: Peers,
     workspace: Workspace,
     plan_of: Callable[[Sequence[int], torch.device], P],
+    *,
+    anywhere: bool = False,
 ) -> Prepared[P] | None:
-    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
+    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it, with ``anywhere`` also on the host;
+    None: they go one by one.
 
     ``owner`` is the method that asks, for which it is kept, with ``stream_of`` each tensor's random numbers; ``plan_of`` makes
     the plan for wires of so many bytes, or if wires are counted, for none: their widths are not known.
     """
     device, like = xs[0].device, peers.like
-    if not (compressor.handles_many or compressor.counted) or not can_go_together(xs, peers):
+    few = compressor.handles_many or compressor.counted
+    if not (few or on_host(device)) or not can_go_together(xs, peers, anywhere=anywhere):
         return None
     sizes = tuple([x.numel() for x in xs])
     key = (Prepared, owner, device, xs[0].dtype, sizes, peers.names, like.rank, like.seed)
@@ -82,7 +87,7 @@ def prepare(
         rooms = take_rooms(workspace, sizes, device)
     if not many.point(xs, peers.memories, peers.rests) or not (means is None or means.point(rooms)):
         return None
-    if compressor.takes_work and not many.lend(peers.rests or rooms):
+    if compressor.takes_work and compressor.handles_many and not many.lend(peers.rests or rooms):
         return None
     workspace.kept[key] = kept
     return Prepared(compressor, stream_of(peers[0]), many, plan, workspace, means)
@@ -98,11 +103,12 @@ def agree(
     *,
     clear: bool = False,
     overflows: bool = False,
+    explain: Callable[[int], None] | None = None,
 ) -> Tensor:
     """``[T]`` bool: which tensors all ranks have seen finite, as the headers at ``words [T]`` of the messages ``rows [W, s]``
     say, and have ``legal [T]`` wires. The others become NaN, or with ``clear`` 0, and are refused if they are illegal. With
     ``means``, float32, the tensors become those, rounded, and have to be finite then; so they have to be if legal wires may
-    say what ``overflows``.
+    say what ``overflows``. ``explain(t)`` may raise the error for the illegal wires of tensor t, where the host can read them.
     """
     kept = None
     if means is not None:
@@ -113,7 +119,7 @@ def agree(
     told, headers = agree_many(rows, words, wires.header_of(True, step), legal, many, kept=kept, clear=clear)
     fine, known, right = told.unbind(0)
     refuse_unless(known, lambda: wires.explain_headers(headers.t().tolist(), step))
-    refuse_unless(right, lambda: _illegal(peers.names, right.tolist()))
+    refuse_unless(right, lambda: _illegal(peers.names, right.tolist(), explain))
     return fine
 
 
@@ -138,16 +144,24 @@ def exchange_many(
     """The results of all tensors, of any shapes, whose means are written over them. ``fill(message, room, plan, rank)`` fills
     the room ``[W, s]`` with the messages ``[s]`` of all ranks.
     """
-    many, plan, like = bucket.many, bucket.plan, peers.like
+    many, plan, like, compressor = bucket.many, bucket.plan, peers.like, bucket.compressor
     message = plan.take(bucket.workspace, many.device)
-    finite = bucket.compressor.encode_many_(message, many, bucket.stream)
+    finite = compressor.encode_many_(message, many, bucket.stream)
     wires.write_bucket_flags(message, plan.words, finite, like.step)
     room = bucket.workspace.take((like.world, plan.size), torch.uint8, many.device)
     yield from fill(message, room, plan, like.rank)
-    scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / like.world
-    legal = bucket.compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
-    overflows = bucket.compressor.overflows
-    return give_back(agree(room, plan.words, legal, many, peers, bucket.means, overflows=overflows), xs, peers)
+    scale = 1.0 if compressor.aggregation == "majority" else 1 / like.world
+    legal = compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
+
+    def explain(t: int) -> None:
+        if on_host(many.device):
+            received, shared = plan.gathered(room)[t], peers[t].shared(compressor.id)
+            compressor.aggregate_(received, torch.empty_like(many.xs[t]), scale, shared)
+
+    fine = agree(
+        room, plan.words, legal, many, peers, bucket.means, overflows=compressor.overflows, explain=explain
+    )  # fmt: skip
+    return give_back(fine, xs, peers)
 
 
 def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> Exchange[Tensor]:
@@ -182,11 +196,18 @@ def give_back(
 ) -> list[Exchanged[Any]]:
     """The results of tensors, of any shapes, whose means are there, or NaN for those that are not ``fine [T]``."""
     nothing = [None] * len(xs)
-    each = zip(xs, peers.rests or nothing, states or nothing, fine.unbind(0), strict=True)
+    each = zip(xs, peers.rests or nothing, states or nothing, flags(fine), strict=True)
     return [Exchanged(x, rest, state, flag) for x, rest, state, flag in each]
 
 
-def _illegal(names: Sequence[str], fine: Sequence[bool]) -> PayloadError:
+def _illegal(names: Sequence[str], fine: Sequence[bool], explain: Callable[[int], None] | None = None) -> PayloadError:
     """The error for tensors, some of whose wires no sender writes."""
-    wrong = ", ".join(repr(name) for name, legal in zip(names, fine, strict=True) if not legal) or "a replayed step"
-    return PayloadError(f"the wire of {wrong} has a scale or code that no sender writes")
+    wrong = [t for t, legal in enumerate(fine) if not legal]
+    try:
+        if explain is not None:
+            for t in wrong:
+                explain(t)
+    except PayloadError as error:
+        return error
+    named = ", ".join(repr(names[t]) for t in wrong) or "a replayed step"
+    return PayloadError(f"the wire of {named} has a scale or code that no sender writes")

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import AllGather, AllToAll, Exchange
+from grace.collectives import AllGather, Exchange
 from grace.communicators.bound import BoundEncoder, bind_decoder
-from grace.communicators.bucket import BucketPlan
+from grace.communicators.bound_rows import RowPlan, begins_of
 from grace.communicators.server_debts import HostDebts
-from grace.compute import backends, native
+from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
-from grace.kernels.finite.many import Sums
-from grace.kernels.noting import ROWS, THREADS, Call, Table, possible
+from grace.kernels.call_table import ROWS, CallTable, possible
+from grace.kernels.finite.many import Finiteness, Sums
 from grace.random import Stream
 from grace.wire import Gathered
 
@@ -41,88 +41,62 @@ class ScatterPlan:
         hops: the compressors of both hops. streams: their random numbers.
         sizes: n of each tensor. peers: who exchanges them. serves: whether there is a server memory.
 
-    ``bound``: whether all calls are known, as far as has been seen.
+    first: the first hop, of tensors as rows.
     """
 
     def __init__(self, hops: Hops, streams: Streams, sizes: Sequence[int], peers: Peers, serves: bool):
-        like, (first, second) = peers.like, hops
-        W = like.world
+        like, (_, second) = peers.like, hops
+        W, keep = like.world, peers.memories is not None
         self.sizes, self.chunks = list(sizes), [math.ceil(n / W) for n in sizes]
         self.odd = [i for i, (n, c) in enumerate(zip(sizes, self.chunks, strict=True)) if n != W * c]
-        widths = [first.facts(c).payload for c in self.chunks]
-        self.bound = None not in widths
-        self.bucket = BucketPlan([(width or 0, torch.uint8) for width in widths])
-        rank = None if first.randomness == "shared" else like.rank
-        known = [width or 0 for width in widths]
-        keep = peers.memories is not None
-        self.first, self.second = (
-            BoundEncoder(hop, self.chunks, known, keep or (serves and number == 1),
-                         functools.partial(_stream, streams, hop, peers, number), rank,
-                         rows=1 if number else W, again=number == 1)
-            for number, hop in enumerate(hops)
-        )  # fmt: skip
-        self._first, self._second, self._peers = first, second, peers
+        self.first = RowPlan(hops[0], functools.partial(_stream, streams, hops[0], peers, 0), self.chunks, peers)
+        self.bucket = self.first.bucket
+        known = [hops[0].facts(c).payload or 0 for c in self.chunks]
+        rank = None if hops[0].randomness == "shared" else like.rank
+        of_second = functools.partial(_stream, streams, second, peers, 1)
+        self.second = BoundEncoder(second, self.chunks, known, keep or serves, of_second, rank, again=True)
+        self._second, self._peers = second, peers
         odd = [sizes[i] for i in self.odd]
         self.pad, self.copy = Sums(odd, memory=keep), Sums(odd, memory=False)
-        self.finite = Table([Call(native.c.finite, (ROWS, c, THREADS), 0) for c in self.chunks])
-        self.places = _begins([W * c for c in self.chunks])  # of padded tensors, in numbers
-        self.parts = _begins(self.chunks)  # of chunks
-        self._decoders: tuple[tuple[int, ...], list[Gathered], list[Gathered], Table | None, Table | None]
-        self._decoders = ((), [], [], None, None)
+        self.finite = Finiteness(self.chunks)
+        self.places = begins_of([W * c for c in self.chunks])  # of padded tensors, in numbers
+        self._decoder: tuple[tuple[int, ...], list[Gathered], CallTable | None] = ((), [], None)
+
+    @property
+    def bound(self) -> bool:
+        """True if all calls are known, as far as has been seen."""
+        return self.first.bound and (not self._decoder[0] or self._decoder[2] is not None)
 
     def bind(self, rooms: tuple[Tensor, Tensor], step: int) -> bool:
         """True if everything that follows is known: encoders at this step, and decoders of wires in rooms ``[W, s]`` each."""
-        where = (rooms[0].data_ptr(), rooms[1].data_ptr(), *rooms[0].shape)
-        if self.bound and self._decoders[0] != where:
+        where = (rooms[1].data_ptr(), *rooms[1].shape)
+        if self.first.bind(rooms[0], step) and self._decoder[0] != where:
             W, begins = len(rooms[0]), self.bucket.wires
-            theirs = self.bucket.gathered(rooms[0])
-            kinds = [gathered.width for gathered in theirs]
             final = [
-                Gathered(rooms[1][w : w + 1], begin - wires.HEADER, width)
-                for begin, width in zip(begins, kinds, strict=True)
+                Gathered(rooms[1][w : w + 1], begin - wires.HEADER, gathered.width)
+                for begin, gathered in zip(begins, self.bucket.gathered(rooms[0]), strict=True)
                 for w in range(W)
             ]
             twice = [c for c in self.chunks for _ in range(W)]
-            into = bind_decoder(
-                self._first, self.chunks, theirs, 1 / W, lambda i: self._peers[i].shared(self._first.id)
-            )
             out = bind_decoder(self._second, twice, final, 1.0, lambda i: self._peers[i // W].shared(self._second.id))
-            self._decoders = (where, theirs, final, into, out)
-            self.bound = into is not None and out is not None
-        return self.bound and self.first.ready(step) and self.second.ready(step)
-
-    def average(self, finite: Sequence[bool], chunks: list[int], flat: Tensor, peers: Peers) -> None:
-        """Sets the chunks, at these addresses in ``flat [sum c]``, to the averages of the wires received; to 0 unless
-        finite.
-        """
-        _, theirs, _, calls, _ = self._decoders
-        assert calls is not None
-        if all(finite):
-            calls.put(ROWS, chunks)
-            if not any(calls.run(peers.like.step)):
-                return
-        for i, (gathered, fine) in enumerate(zip(theirs, finite, strict=True)):
-            row = flat[self.parts[i] : self.parts[i + 1]][None]
-            if fine:
-                self._first.aggregate_(gathered, row, 1 / len(gathered), peers[i].shared(self._first.id))
-            else:
-                row.fill_(0.0)
+            self._decoder = (where, final, out)
+        return self.bound and self.first.bind(rooms[0], step) and self.second.ready(step)
 
     def find_finite(self, chunks: Sequence[Tensor], finite: Sequence[bool]) -> list[bool]:
         """True for each of the chunks, ``[c]``, that is finite throughout, and was ``finite`` before."""
-        self.finite.put(ROWS, [chunk.data_ptr() for chunk in chunks])
-        return [bool(fine) and was for fine, was in zip(self.finite.run(0), finite, strict=True)]
+        fine = self.finite.run([chunk.data_ptr() for chunk in chunks])
+        return [now and was for now, was in zip(fine, finite, strict=True)]
 
     def decode(self, finite: Sequence[bool], means: list[Tensor], peers: Peers) -> None:
         """Sets means, ``[W c]`` each, to what the ranks say of their chunks; others are left as they are."""
-        _, _, final, _, calls = self._decoders
+        _, final, calls = self._decoder
         assert calls is not None
         W = len(final) // len(means)
         if all(finite):
             steps = [4 * c for c in self.chunks]
             firsts = [mean.data_ptr() for mean in means]
             calls.put(ROWS, [at + w * by for at, by in zip(firsts, steps, strict=True) for w in range(W)])
-            if not any(calls.run(peers.like.step)):
+            if not any(calls.run(peers.like.step).tolist()):
                 return
         for i, (mean, fine) in enumerate(zip(means, finite, strict=True)):
             for w, row in enumerate(mean.view(W, 1, -1) if fine else ()):
@@ -178,20 +152,8 @@ def _exchange(
             given[i], added[i] = at, 0
             if keep:
                 left[i] = at
-    message = _take(workspace, tuple(rooms[0].shape), torch.uint8)
-    bucket.clear_padding(message)
-    fine = plan.first.run(given, bucket.addresses(message), step, added, left, stride=bucket.size)
-    if fine is None:
-        raise MemoryError("kernels: no memory to encode the tensors of a bucket")
-    wires.write_bucket_headers(message, bucket.words, fine, step)
-    answer = yield AllToAll(message, parts=bucket.parts)
-    wires.check_shape("wires", answer, rooms[0].shape)
-    rooms[0].copy_(answer)
-    everywhere = wires.read_bucket_headers(rooms[0], bucket.words, step)
-
-    flat = _take(workspace, plan.parts[-1])
-    chunks = [flat.data_ptr() + 4 * begin for begin in plan.parts[:-1]]
-    plan.average(everywhere, chunks, flat, peers)
+    everywhere, flat = yield from plan.first.exchange(given, added, left, peers, workspace, rooms[0])
+    chunks = [flat.data_ptr() + 4 * begin for begin in plan.first.parts[:-1]]
     averages = flat.split_with_sizes(plan.chunks)
     if debts is not None:
         debts.add(averages)
@@ -253,11 +215,3 @@ def _stream(streams: Streams, compressor: Compressor, peers: Peers, hop: int, i:
 
 def _take(workspace: Workspace, shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     return workspace.take(shape, dtype, torch.device("cpu"))
-
-
-def _begins(sizes: Sequence[int]) -> list[int]:
-    """Start of each of these, one after the other, and end of the last one."""
-    begins = [0]
-    for size in sizes:
-        begins.append(begins[-1] + size)
-    return begins

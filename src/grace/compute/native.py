@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -44,12 +44,14 @@ class Functions:
     Args:
         isa: one of :data:`ISAS`.
 
+    together: whether there is a function that calls another one of them many times.
+
     Raises:
         ConfigurationError: on reading an attribute whose function is missing or takes other arguments.
     """
 
     def __init__(self, isa: str):
-        self._isa = isa
+        self._isa, self.together = isa, has("call_many")
         self._numbers: dict[int, int] = {}  # by id: where those that were read stand in the library's list
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -145,9 +147,18 @@ def isas() -> tuple[str, ...]:
     return () if isinstance(loaded, str) else ISAS[: int(loaded.grace_best()) + 1]
 
 
-@functools.cache
 def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
     """The functions of a library, and the C types of their arguments."""
+    known = _interfaces.get(library)
+    if known is None:
+        known = _interfaces[library] = _read_interface(library)
+    return known
+
+
+_interfaces: weakref.WeakKeyDictionary[ctypes.CDLL, dict[str, tuple[str, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _read_interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
     try:
         text = library.grace_signatures
     except AttributeError:  # a library from before it had one

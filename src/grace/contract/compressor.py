@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from grace.contract.facts import Facts
-from grace.contract.knobs import check_knobs
+from grace.contract.knobs import as_call, check_knobs
 from grace.contract.needs import NOTHING, VOTES, Needs
+from grace.errors import CompositionError
 from grace.flags.finite import Flag, fill_unless_
 from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, sum_each
 from grace.kernels.variable_sparse import Chosen
 from grace.kernels.wire_codes import WireCode
 from grace.random import Stream
+from grace.wire import view_as
 
 
 class Compressor(abc.ABC):
@@ -129,17 +133,33 @@ class Compressor(abc.ABC):
 
     def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
         """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8, or where the network sums wires
-        float32: ``[T]`` bool, which were finite.
+        float32: ``[T]`` bool, which were finite. By default one after the other.
 
         ``rng`` is the first one's stream: its step and rank are those of all.
         """
-        raise NotImplementedError
+        dtypes: dict[int, torch.dtype] = many.once((self, "dtypes"), dict)
+
+        def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+            wire, finite = self.encode_(x, replace(many.streams[t], step=rng.step), memory, rest)
+            dtypes[t], wire = wire.dtype, wire.contiguous().view(torch.uint8)
+            check_payload(self, x.shape[1], wire)
+            return wire, finite
+
+        return encode_each(message, many, encode)
 
     def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x,
         float32: ``[T]`` bool, which had wires such as a sender writes. ``rng``: as in :meth:`encode_many_`.
         """
-        raise NotImplementedError
+        dtypes: dict[int, torch.dtype] = many.once((self, "dtypes"), dict)
+        row = iter(range(len(many)))
+
+        def add_up(received: list[Tensor], out: Tensor) -> None:
+            t = next(row) // many.rows
+            shared = replace(many.streams[t], rank=None, salt=0, step=rng.step)
+            self.aggregate_([view_as(wire, dtypes[t]) for wire in received], out, scale, shared)
+
+        return sum_each(rows, many, [self.facts(n).payload or 0 for n in many.sizes], add_up)
 
     def put_many_(self, message: Tensor, many: TensorList, rng: Stream, into: TensorList) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its place in the mean of all ranks' ``message [s]`` float32,
@@ -169,6 +189,20 @@ class Compressor(abc.ABC):
     def id(self) -> str:
         """The name that keys its random streams."""
         return type(self).__name__
+
+
+def check_payload(compressor: Compressor, n: int, wire: Tensor) -> None:
+    """Checks the wire of n numbers, uint8 ``[b, w]``, against what the compressor claims.
+
+    Raises:
+        CompositionError: it is longer or shorter.
+    """
+    claimed = compressor.facts(n).payload
+    if wire.shape[1] != claimed:
+        raise CompositionError(
+            f"{as_call(compressor)}: a wire of {n} numbers has {wire.shape[1]} bytes, but facts({n}).payload is {claimed}; "
+            "legal: the size that it has, or None where that depends on the data, with `varies`"
+        )
 
 
 class Fused(Compressor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from grace.contract.lent import Lent
 from grace.errors import CompositionError
 from grace.random import Stream
 
+_NAME, _MEMORY, _REST, _SPARE = map(operator.attrgetter, ("name", "lent.memory", "lent.rest", "lent.spare"))
 _NO_AXES: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
@@ -40,7 +42,14 @@ class Peer:
 
     def lending(self, **changes: Any) -> Peer:
         """The same worker with other things lent; ``changes`` are fields of :class:`grace.Lent`."""
-        return replace(self, lent=replace(self.lent, **changes))
+        return self.called(self.name, replace(self.lent, **changes))
+
+    def called(self, name: str, lent: Lent) -> Peer:
+        """The same worker in the exchange of the tensor of this name, which is lent this."""
+        # every field, as replace() would, which takes five times as long, for each tensor of each step
+        return Peer(
+            self.rank, self.world, self.step, name, self.seed, self.lr, self.steps_per_epoch, lent, self.axes
+        )  # fmt: skip
 
     def on(self, axis: str) -> Peer:
         """The same worker as one of those on its line along this axis, for an exchange that goes :func:`along
@@ -92,15 +101,15 @@ class Peers(Sequence[Peer]):
     @classmethod
     def of(cls, peers: Sequence[Peer]) -> Peers:
         """These, at least one, of whom all or none are lent a memory, and all or none a spare."""
-        if isinstance(peers, cls):
+        if type(peers) is cls:
             return peers
-        first, lents = peers[0], [peer.lent for peer in peers]
-        like = replace(first, lent=replace(first.lent, memory=None, rest=None, spare=None))
-        memories, rests, spares = (
-            None if getattr(first.lent, what) is None else [getattr(lent, what) for lent in lents]
-            for what in ("memory", "rest", "spare")
-        )
-        return cls(like, [peer.name for peer in peers], memories, rests, spares)
+        like, lent = peers[0], peers[0].lent
+        if lent.memory is not None or lent.spare is not None:
+            like = like.called(like.name, Lent(lent.keep_rest, None, None, None, lent.workspace, lent.applied_as))
+        memories = None if lent.memory is None else list(map(_MEMORY, peers))
+        rests = None if lent.rest is None else list(map(_REST, peers))
+        spares = None if lent.spare is None else list(map(_SPARE, peers))
+        return cls(like, list(map(_NAME, peers)), memories, rests, spares)
 
     def only(self, at: Sequence[int]) -> Peers:
         """These of them, to whom no memory is lent."""
@@ -132,7 +141,4 @@ class Peers(Sequence[Peer]):
                 None if each is None else each[key] for each in (self.memories, self.rests, self.spares)
             )
             lent = Lent(self.keep_rests, memory, rest, spare, lent.workspace, lent.applied_as)
-        # every field, as replace() would, which takes five times as long, for each tensor of each step
-        return Peer(
-            like.rank, like.world, like.step, self.names[key], like.seed, like.lr, like.steps_per_epoch, lent, like.axes
-        )
+        return like.called(self.names[key], lent)

@@ -209,9 +209,12 @@ def _sizes(ops: Sequence[Collective], layout: _Layout | None = None) -> list[int
 
 def _label(op: Collective, of: Sequence[int] | None, sizes: Sequence[int]) -> Collective:
     """The same, which says whose its parts are."""
-    if of is None:
-        return op if op.parts is None else replace(op, parts=None)
-    return replace(op, parts=Parts(tuple(of), tuple(sizes)))
+    parts = None if of is None else Parts(tuple(of), tuple(sizes))
+    if parts is None and op.parts is None:
+        return op
+    if type(op) is AllReduce:  # most are; replace() takes five times as long
+        return AllReduce(op.buf, op.op, op.donate, op.axis, parts)
+    return replace(op, parts=parts)
 
 
 def _with_buffer(op: Collective, buf: Tensor) -> Collective:
@@ -237,17 +240,23 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
     return torch.cat(parts, dim=-1, out=out)
 
 
-def can_go_together(xs: Sequence[Tensor], peers: Peers, *, rows: int = 0) -> bool:
+def can_go_together(xs: Sequence[Tensor], peers: Peers, *, rows: int = 0, anywhere: bool = False) -> bool:
     """True if kernels for many tensors can take these, of any shapes, where they are: all of one dtype that kernels read, and
     either with memories and places for the rests, or with no rests wanted. With ``rows``, xs have so many of them, and those
-    of all may be as far apart.
+    of all may be as far apart. With ``anywhere`` also on the host.
     """
     device, dtype = xs[0].device, xs[0].dtype
-    if on_host(device) or not backends.runs_triton(device) or dtype not in READ:
+    if on_host(device):
+        if not anywhere or dtype is not torch.float32:
+            return False
+    elif not backends.runs_triton(device) or dtype not in READ:
         return False
     if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
         return False
-    if not all(x.dtype is dtype and x.numel() > 0 and (not rows or (x.ndim == 2 and len(x) == rows)) for x in xs):
+    at = xs[0].get_device()
+    if not all(x.dtype is dtype and x.get_device() == at and x.numel() > 0 for x in xs):
+        return False
+    if rows and not all(x.ndim == 2 and len(x) == rows for x in xs):
         return False
     if all(x.is_contiguous() for x in xs):
         return True

@@ -94,7 +94,11 @@ class Workspace:
 
     def find(self, key: Hashable, way: Hashable) -> Any:
         """The value kept under this key for this way in which its tensors may go; None if there is none."""
-        return self.kept.get(key, {}).get(way)
+        ways = self.kept.get(key)
+        if ways is None or way not in ways:
+            return None
+        what = ways[way] = ways.pop(way)  # the latest
+        return what
 
     def keep(self, key: Hashable, way: Hashable, what: Any) -> None:
         """Keeps this under the key, where only the latest ways stay: if each of T tensors may go either of two ways, there are

@@ -48,6 +48,14 @@ def flag(answer: Tensor) -> Flag:
     return bool(answer) if on_host(answer.device) else answer
 
 
+def flags(answers: Tensor) -> Sequence[Flag]:
+    """The flags of ``answers [T]`` bool: bools where the host may read them."""
+    if on_host(answers.device):
+        out: list[bool] = answers.tolist()
+        return out
+    return answers.unbind(0)
+
+
 def and_(a: Flag, b: Flag) -> Flag:
     """True if both flags hold."""
     if a is True or b is False:
@@ -69,11 +77,6 @@ def or_(a: Flag, b: Flag) -> Flag:
 def not_(a: Flag) -> Flag:
     """True if a flag does not hold."""
     return ~a if isinstance(a, Tensor) else not a
-
-
-def each_flag(flags: Tensor) -> Sequence[Flag]:
-    """The flags in ``flags [T]`` bool, one by one: bools where the host may read them, else 0-d tensors."""
-    return flags.tolist() if on_host(flags.device) else flags.unbind(0)
 
 
 def ask_host(a: Flag) -> bool:

@@ -5,7 +5,6 @@ Letters: b rows of n numbers; blocks of B numbers; W wires of w bytes for each r
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,32 +12,17 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
+from grace.kernels.call_table import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE
 from grace.kernels.check import numbers, pointers, wire_rows
-from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE, Blank, Call
+from grace.kernels.noting import Blank, Call
 from grace.wire import Gathered
 
 _UINT8, _CPU = torch.uint8, torch.device("cpu")  # globals are found faster than attributes of torch
 LAYOUTS = 4096  # how many a kernel remembers: a model has fewer shapes of tensors
 
 
-class _Place(threading.local):
-    """Room for the next wire of one row, if it has just that size: bytes ``[1, w]`` in the message that is sent.
-
-    Whoever sets ``wire`` sets it to None again, and looks whether the wire that comes back is it.
-    """
-
-    wire: Tensor | None = None
-
-
-place = _Place()
-
-
 def new_wire(b: int, width: int) -> Tensor:
-    """Uninitialized bytes ``[b, width]`` for a wire: those of :data:`place`, if they fit, or else new ones."""
-    wire = place.wire
-    if wire is not None and b == 1 and wire.shape[1] == width:
-        place.wire = None
-        return wire
+    """Uninitialized bytes ``[b, width]`` for a wire."""
     return torch.empty(b, width, dtype=_UINT8, device=_CPU)
 
 

@@ -1,4 +1,4 @@
-"""Many calls of one kernel as one: the arguments of each are a row of a table, which is made once.
+"""Calls of kernels that are noted before there are numbers, so that many can be made as one.
 
 What a binding would call for a tensor is found out without any numbers: it is called with a :class:`Blank`, of which only the
 shape is known. Whatever looks at more than that fails, and is then called for each tensor as ever.
@@ -7,24 +7,13 @@ shape is known. Whatever looks at more than that fails, and is then called for e
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
 
-from grace.compute import backends, native
+from grace.kernels.call_table import STEP, Slot
 
-Keys: TypeAlias = Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]
-
-
-class Slot:
-    """A word of the table that differs from step to step."""
-
-    __slots__ = ()
-
-
-ROWS, MEMORY, REST, WIRE, STRIDE, STEP, THREADS = (Slot() for _ in range(7))
 _CPU: Final = torch.device("cpu")
 
 
@@ -101,79 +90,3 @@ class BlankStream:
     def native_key(self) -> tuple[Key, Key, Slot]:
         """As :meth:`grace.random.Stream.native_key`."""
         return Key(self._forks, 0), Key(self._forks, 1), STEP
-
-
-def _no_keys(tensor: int, forks: tuple[int, ...]) -> tuple[Any, Any, int]:
-    raise TypeError(f"call {tensor} has a key")
-
-
-class Table:
-    """The calls of one kernel for T tensors.
-
-    Args:
-        calls: one for each tensor. keys: the same for each ``forks`` of a :class:`Key`: the two words of each tensor; only
-            where calls have keys.
-
-    ``results``: what each returned, ``[T]`` int64.
-
-    Raises:
-        TypeError: several kernels, or arguments that differ in kind.
-    """
-
-    def __init__(self, calls: Sequence[Call], keys: Keys = _no_keys):
-        self._calls, self._keys = list(calls), keys  # arrays of ctypes must stay
-        self._number, self._types = native.c.number_of(calls[0].kernel)
-        self._slots, self._threads = _slots(calls[0]), 0
-        if any(call.kernel is not calls[0].kernel or _slots(call) != self._slots for call in calls):
-            raise TypeError("calls of different kinds are not made as one")
-        # [T, arguments]
-        self._words = torch.tensor([self._row(i) for i in range(len(calls))], dtype=torch.int64, device=_CPU)
-        self.results = torch.empty(len(calls), dtype=torch.int64, device=_CPU)
-        self._sizes = (
-            native.address("words", self._words, torch.int64, self._words.numel()),
-            *self._words.shape,
-            native.address("results", self.results, torch.int64, len(calls)),
-        )
-
-    def _row(self, i: int) -> list[int]:
-        call = self._calls[i]
-        given = [
-            self._keys(i, word.forks)[word.half] if isinstance(word, Key) else 0 if isinstance(word, Slot) else word
-            for word in call.arguments
-        ]
-        return [_word(value, kind) for value, kind in zip(given, self._types, strict=True)]
-
-    def put(self, slot: Slot, values: Tensor | list[int] | int) -> None:
-        """The words of all calls in this place: one number for each, int64 ``[T]`` if it is a tensor, or one for all."""
-        column = self._slots.get(slot)
-        if column is not None:
-            given = torch.tensor(values, device=_CPU, dtype=torch.int64) if isinstance(values, list) else values
-            self._words[:, column] = given
-
-    def run(self, step: int) -> list[int]:
-        """Makes all calls, in their order, at this step of the streams: what each returned."""
-        self.put(STEP, step & 0xFFFFFFFF)
-        if self._threads != native.threads():
-            self._threads = native.threads()
-            self.put(THREADS, self._threads)
-        native.c.call_many(self._number, *self._sizes)
-        out: list[int] = self.results.tolist()
-        return out
-
-
-def _slots(call: Call) -> dict[Slot, int]:
-    """The slots of a call, with their places."""
-    return {word: at for at, word in enumerate(call.arguments) if isinstance(word, Slot)}
-
-
-def _word(value: Any, kind: Any) -> int:
-    """An argument of this type of ctypes, as the bytes of a word."""
-    if isinstance(value, ctypes.Array):
-        value = ctypes.addressof(value)
-    number = kind(getattr(value, "value", value))
-    return int.from_bytes(bytes(number), "little", signed=True)
-
-
-def possible() -> bool:
-    """True if kernels can be called many at a time: not by a library that was built before they could."""
-    return backends.backend().functions is not None and native.has("call_many")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange
+from grace.collectives import Exchange
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Steps
 from grace.contract.method import Exchanged
@@ -29,7 +29,6 @@ from grace.kernels.low_rank.grouped import (
 )
 from grace.kernels.multi_tensor import clear_many, finite_many
 from grace.methods.common.factor_bucket import FactorBucket, find_factor_plan
-from grace.methods.common.low_rank_bucket import put_answer
 from grace.methods.common.matrices import DENSE, Factored, Sides, as_rows
 from grace.random import Stream
 from grace.registry import register
@@ -113,7 +112,7 @@ class PowerSGD(Factored["Tensor | None"]):
         orthonormalize_many(p, b.message, factors)  # P = orth(P)
         project_columns_many(own, M, factors, p)  # Q = M^T P
         fit_many(own, factors, p, M, poison=True)
-        put_answer((yield AllReduce(q.copy_(own), "mean", donate=True, parts=plan.own_parts)), q)
+        yield from b.sum_right(finite)
         split_low_rank_many(p, M, factors, own if b.keep else None, q)  # M - P own^T is left, and the mean is P Q^T
         finite = b.settle(finite & fit_many(q, factors, p, M, poison=False), plan.others, plan.means)
         succeed_many(finite, plan.states, factors, q)

@@ -110,6 +110,8 @@ class RHT(Compressor):
         return inner.handles_many and not (inner.summable or shares)
 
     def encode_many_(self, message: Tensor, many: TensorList, rng: Stream) -> Tensor:
+        if not self.handles_many:
+            return Compressor.encode_many_(self, message, many, rng)
         y, inner = many.work, self.quantizer
         assert y is not None
         finite = rotate_many(message, many, y, self.block, 0, rng.step)
@@ -125,6 +127,8 @@ class RHT(Compressor):
         return finite
 
     def aggregate_many_(self, rows: Tensor, many: TensorList, scale: float, rng: Stream) -> Tensor:
+        if not self.handles_many:
+            return Compressor.aggregate_many_(self, rows, many, scale, rng)
         legal = self.quantizer.aggregate_many_(rows, many, scale, rng)
         for salt in reversed(range(self.rounds)):
             rotate_back_many(rows, many, many, self.block, salt, rng.step)

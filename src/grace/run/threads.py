@@ -27,7 +27,7 @@ class Threads:
         >>> import torch
         >>> from grace.collectives import AllReduce
         >>> run_threads(lambda member: member.run(AllReduce(torch.ones(2) * member.rank)).tolist(), Threads(2))
-        [[1.0, 1.0], [1.0, 1.0]]
+        [[0.5, 0.5], [0.5, 0.5]]
     """
 
     def __init__(self, world: int, timeout: float | None = None):

@@ -5,7 +5,6 @@ come after the backward pass.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError
 from grace.gossip.settings import read_gossip, with_graph
 from grace.gossip.worker import GossipWorker
-from grace.predict.costs import Carrier, Cost, Step
+from grace.predict.costs import MOST_WORKERS, Carrier, Cost, Step
 from grace.predict.replay import Replay, Replayer
 from grace.registry.policy import Policy
 from grace_bench.runs.algorithms import (
@@ -124,7 +123,8 @@ def cost_of(name: str, make: Callable[[Policy | str], Cost], replayer: Replayer)
         return OuterCost(make(policy), OuterSettings(every=every))
     assert isinstance(algorithm, GossipAlgorithm)
     like = {key: torch.empty(shape, dtype=torch.float32, device="cpu") for key, shape in replayer.shapes.items()}
-    inner = Cost(functools.cache(lambda world: replayer.run_worker(GossipSpeaker(name, like, world))))
+    # Neighbours do not grow with the workers as other exchanges do: each number of workers is replayed.
+    inner = Cost(lambda world: replayer.run_worker(GossipSpeaker(name, like, world)), (MOST_WORKERS,))
     return GossipCost(inner, read_gossip(name).overlap)
 
 

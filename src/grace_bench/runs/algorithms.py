@@ -101,6 +101,9 @@ class OuterRun(NoExchange):
         self._handle = grace.outer(self.model, optimizer, self._text, seed=self._seed, transport=self._transport)
         return optimizer
 
+    def average_gradients(self) -> None:
+        self._handle.average_gradients()
+
     def count(self) -> Counters:
         return counters_of(self._handle.stats)
 

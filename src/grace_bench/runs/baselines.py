@@ -84,6 +84,9 @@ class NoExchange:
         """The optimizer that trains the model: this one, but where the algorithm is an optimizer itself."""
         return optimizer
 
+    def average_gradients(self) -> None:
+        """Gradients are there, and not yet clipped: what is exchanged before the optimizer sees them is exchanged now."""
+
     def step(self) -> None:
         """A step has ended."""
 

@@ -141,7 +141,8 @@ class Training:
     # ---- what other toolkits do differently --------------------------------------------------------------------------
     def _measure_compute(self, model: nn.Module, batches: Iterator[Any], momentum: float | None) -> measure.StepTimes:
         """Times the step without communication; ``momentum`` is that of :meth:`_make_optimizer`."""
-        return measure.Compute(model, self.task.optimizer(model), batches, self._step)
+        alone = NoExchange(model)
+        return measure.Compute(model, self.task.optimizer(model), batches, lambda _, *given: self._step(alone, *given))
 
     def _connect(self, model: nn.Module) -> NoExchange:
         """The model under the run's method, or its baseline."""
@@ -182,13 +183,14 @@ class Training:
         return optimizer
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
-    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
+    def _step(self, trained: NoExchange, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
         """Takes a step; returns the loss. It has ended when the device is done."""
         optimizer.zero_grad()
         batch = move(batch, self.placement.device)
-        loss = self.task.loss(model, batch)
+        loss = self.task.loss(trained.model, batch)
         torch.autograd.backward(loss)
-        self._apply(model, optimizer, step)
+        trained.average_gradients()
+        self._apply(trained.model, optimizer, step)
         wait_for(self.placement.device)
         return loss
 
@@ -219,7 +221,7 @@ class Training:
                 dist.barrier()
                 before, nic, cpu = trained.count(), read_counters(INTERFACE), 0.0
             start, spent = time.perf_counter(), time.process_time()
-            loss = self._step(model, optimizer, batch, step)
+            loss = self._step(trained, optimizer, batch, step)
             if step + 1 == steps:
                 trained.end()
             now = time.perf_counter()

@@ -71,6 +71,7 @@ class Replicas(Training):
             losses = meetings.all_gather_text(float(loss.item()).hex(), seconds=math.inf)
             if not all(math.isfinite(float.fromhex(text)) for text in losses):
                 return Learned(curve, step, changes, parameters, trained.count().rounds)
+            trained.average_gradients()
             self._apply(trained.model, optimizer, step)
             if step + 1 == self.steps:
                 trained.end()

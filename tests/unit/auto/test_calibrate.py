@@ -48,7 +48,7 @@ def test_all_ranks_know_the_same(world: int) -> None:
     assert {measurement.what for measurement in first.links} == set(first.timings.kinds)
     assert all(len(measurement.ns) == world for measurement in (*first.codecs, *first.links))
     assert set(first.spent) == {"codecs", "link"}
-    assert first.fingerprint == f"{world} workers over Member, {first.cores:g} cores each"
+    assert first.fingerprint == f"{world} workers over threads, {first.cores:g} cores each"
 
 
 def test_a_worker_alone_measures_nothing() -> None:

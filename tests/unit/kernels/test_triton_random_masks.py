@@ -66,6 +66,10 @@ def subsets(
         many, message = bucket(sizes, drawn, shift, memory), torch.full((total,), 9.0)
         finite = take_subsets_many(message, many, drawn, STEP, left)
         assert finite.tolist() == [t != 2 for t in range(len(sizes))]
+        widths = torch.tensor([drawn.width(t, n) for t, n in enumerate(sizes)])
+        message.masked_fill_(
+            ~finite.repeat_interleave(widths), torch.nan
+        )  # as communicators do: before, it means nothing
         rests = [] if many.rests is None else [rest for t, rest in enumerate(many.rests) if t != 2]
         taken = message.clone()
         message[0] = -0.0

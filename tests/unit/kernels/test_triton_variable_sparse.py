@@ -123,13 +123,12 @@ def widths_of(index: str) -> None:
     pairs = [
         (n, k) for n in (1, 2, 3, 63, 300, 70_000, (1 << 31) - 1) for k in {0, 1, 2, n // 100, n // 9, n} if k <= n
     ]
-    many = TensorList([n for n, _ in pairs], (), (), torch.device("cpu"))
-    many.table = torch.zeros(len(pairs), 8, dtype=torch.int64)
-    many.table[:, 4] = torch.tensor(many.sizes)
+    table = torch.zeros(len(pairs), 8, dtype=torch.int64)  # of a TensorList without tensors: nobody has so many numbers
+    table[:, 4] = torch.tensor([n for n, _ in pairs])
     total, lists = torch.tensor([k for _, k in pairs], dtype=torch.int32), torch.zeros(len(pairs), 8, dtype=torch.int64)
     widths, code = torch.zeros(len(pairs), dtype=torch.int64), CountedCode(index, False)
     constants = {"VALUE": code.value, "CODE": code.number, **coding(None)}
-    launch(counted._plan, (len(pairs),), many.table, total, lists, widths, **constants)
+    launch(counted._plan, (len(pairs),), table, total, lists, widths, **constants)
     for (n, k), width, line in zip(pairs, widths.tolist(), lists.tolist(), strict=True):
         size = index_codes.most(n, k, index)
         if 4 * k + size >= 4 * n:

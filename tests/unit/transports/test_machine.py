@@ -225,7 +225,7 @@ def test_what_is_refused_says_so_and_who_has_left_is_named() -> None:
 def without(member: Any, rank: int) -> str:
     transport = ready(member)
     assert transport.run(AllGather(torch.tensor([rank]))).flatten().tolist() == [0, 1, 2]
-    assert transport.name == "another transport"
+    assert transport.name == "threads"
     return transport.why
 
 

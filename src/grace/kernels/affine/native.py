@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,6 +13,8 @@ from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.affine import BAD_RANGE, affine_bytes
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, keys_of, sum_many
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -34,6 +36,16 @@ def sum_affine(
 ) -> None:
     if decode(native.c.sum_affine, _decode_layout(out.shape[1], bits, block), received, out, weight, add):
         raise PayloadError(BAD_RANGE)
+
+
+def encode_affine_many(message: Tensor, many: TensorList, bits: int, block: int, step: int | None) -> Any:
+    layout = functools.partial(_encode_layout, bits=bits, block=block, stochastic=step is not None)
+    return encode_many(native.c.encode_affine, message, many, layout, (bits, block), keys_of(many, step), step)
+
+
+def sum_affine_many(rows: Tensor, many: TensorList, bits: int, block: int, weight: float) -> Any:
+    layout = functools.partial(_decode_layout, bits=bits, block=block)
+    return sum_many(native.c.sum_affine, rows, many, layout, (bits, block), (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from grace.flags.finite import Flag
+from grace.kernels.finite import all_finite
 from grace.kernels.sums.reference import add_scaled_
 from grace.kernels.tensor_list import TensorList
 from grace.kernels.tensor_list.reference import encode_each
@@ -16,10 +18,12 @@ def encode_casts_many(message: Tensor, many: TensorList, dtype: torch.dtype) -> 
     return encode_each(message, many, functools.partial(_encode, dtype))
 
 
-def _encode(dtype: torch.dtype, t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Tensor]:
+def _encode(dtype: torch.dtype, t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
     """Tensor t ``[b, n]``: its wires uint8 ``[b, w]``, and whether it is finite."""
     p = x if memory is None else x + memory
-    finite = p.isfinite().all()
+    finite = all_finite(p)
+    if finite is False:
+        p = torch.zeros_like(p)
     largest = torch.finfo(dtype).max
     wire = (p if rest is None else p.clamp(-largest, largest)).to(dtype)
     if rest is not None:

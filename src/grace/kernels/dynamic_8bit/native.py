@@ -13,8 +13,10 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, sum_many
 from grace.kernels.dynamic_8bit import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
 from grace.kernels.dynamic_8bit.book import CELLS, SIZE
+from grace.kernels.tensor_list import TensorList
 
 native.declare("codebook", P, P, P, N, N, N, P, N, P, P, P, I)
 native.declare("codebook_sum", P, N, P, N, N, P, F, I, I)
@@ -32,6 +34,16 @@ def sum_codebook(
     fault = decode(native.c.codebook_sum, _decode_layout(out.shape[1], book, block), received, out, weight, add)
     if fault:
         raise PayloadError(BAD_SCALE if fault == native.BAD_HEAD else BAD_CODE)
+
+
+def encode_codebook_many(message: Tensor, many: TensorList, book: Codebook, block: int) -> Any:
+    layout = functools.partial(_encode_layout, book=book, block=block)
+    return encode_many(native.c.codebook, message, many, layout, (book, block))
+
+
+def sum_codebook_many(rows: Tensor, many: TensorList, book: Codebook, block: int, weight: float) -> Any:
+    layout = functools.partial(_decode_layout, book=book, block=block)
+    return sum_many(native.c.codebook_sum, rows, many, layout, (book, block), (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

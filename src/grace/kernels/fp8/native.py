@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -12,7 +12,9 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, keys_of, sum_many
 from grace.kernels.fp8 import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -40,6 +42,16 @@ def sum_floats(
     fault = decode(native.c.sum_floats, _decode_layout(out.shape[1], kind, block), received, out, weight, add)
     if fault:
         raise PayloadError(BAD_SCALE if fault == native.BAD_HEAD else BAD_CODE)
+
+
+def encode_floats_many(message: Tensor, many: TensorList, kind: FloatFormat, block: int, step: int | None) -> Any:
+    layout = functools.partial(_encode_layout, kind=kind, block=block, stochastic=step is not None)
+    return encode_many(native.c.encode_floats, message, many, layout, (kind, block), keys_of(many, step), step)
+
+
+def sum_floats_many(rows: Tensor, many: TensorList, kind: FloatFormat, block: int, weight: float) -> Any:
+    layout = functools.partial(_decode_layout, kind=kind, block=block)
+    return sum_many(native.c.sum_floats, rows, many, layout, (kind, block), (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -12,8 +12,10 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, keys_of, sum_many
 from grace.kernels.linear_quantization import BAD_UNIT, FixedPoint, bad_code
 from grace.kernels.stochastic_levels import MOST
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -32,6 +34,16 @@ def encode_fixed(
 def sum_fixed(received: Sequence[Tensor], out: Tensor, code: FixedPoint, weight: float, *, add: bool = False) -> None:
     if decode(native.c.sum_fixed, _decode_layout(out.shape[1], code), received, out, weight, add):
         raise PayloadError(bad_code(code.bits) if code.clip == 1 else BAD_UNIT)
+
+
+def encode_fixed_many(message: Tensor, many: TensorList, code: FixedPoint, step: int) -> Any:
+    layout, drawn = functools.partial(_encode_layout, code=code), None if code.nearest else step
+    return encode_many(native.c.encode_fixed, message, many, layout, code, keys_of(many, drawn), drawn)
+
+
+def sum_fixed_many(rows: Tensor, many: TensorList, code: FixedPoint, weight: float) -> Any:
+    layout = functools.partial(_decode_layout, code=code)
+    return sum_many(native.c.sum_fixed, rows, many, layout, code, (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

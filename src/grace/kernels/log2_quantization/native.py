@@ -12,7 +12,9 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, keys_of, sum_many
 from grace.kernels.log2_quantization import BAD_CODE, BAD_HEAD, powers_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -38,6 +40,20 @@ def sum_powers(
     if fault:
         raise PayloadError(BAD_HEAD if fault == native.BAD_HEAD else BAD_CODE)
     return None
+
+
+def encode_powers_many(message: Tensor, many: TensorList, bits: int, block: int, step: int) -> Any:
+    if bits == 9:
+        return NotImplemented
+    layout = functools.partial(_layout, bits=bits, block=block)
+    return encode_many(native.c.natural, message, many, layout, (bits, block), keys_of(many, step), step)
+
+
+def sum_powers_many(rows: Tensor, many: TensorList, bits: int, block: int, weight: float) -> Any:
+    if bits == 9:
+        return NotImplemented
+    layout = functools.partial(_layout, bits=bits, block=block)
+    return sum_many(native.c.natural_sum, rows, many, layout, (bits, block), (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

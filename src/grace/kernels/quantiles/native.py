@@ -12,7 +12,9 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_rows, keys_of, sum_many
 from grace.kernels.quantiles import BAD_MEAN, bad_code, quantile_bytes
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -41,6 +43,25 @@ def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float
     fault = decode(native.c.sum_quantiles, _decode_layout(out.shape[1], q), received, out, weight, add)
     if fault:
         raise PayloadError(BAD_MEAN if fault == native.BAD_HEAD else bad_code(q))
+
+
+def encode_quantiles_many(
+    message: Tensor, many: TensorList, q: int, zero_edge: bool, seen: tuple[int, ...], step: int
+) -> Any:
+    if max(many.sizes) >> 32:
+        return NotImplemented
+
+    def layout_of(t: int) -> Layout:
+        row = t * many.rows
+        return _encode_layout(many.sizes[row], q, zero_edge, seen[row])
+
+    spec = (q, zero_edge, seen)
+    return encode_rows(native.c.encode_quantiles, message, many, layout_of, spec, keys_of(many, step), step)
+
+
+def sum_quantiles_many(rows: Tensor, many: TensorList, q: int, weight: float) -> Any:
+    layout = functools.partial(_decode_layout, q=q)
+    return sum_many(native.c.sum_quantiles, rows, many, layout, q, (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +12,13 @@ from torch import Tensor
 
 from grace.compute import native
 from grace.compute.native import F, I, N, P, U
+from grace.flags.finite import Flag
 from grace.kernels import check
 from grace.kernels.calling import LAYOUTS, Layout, decode
-from grace.kernels.random_masks import check_wires
+from grace.kernels.finite import all_finite, sum_finite
+from grace.kernels.random_masks import Drawing, check_wires
+from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list.reference import encode_each, stack_flags
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -42,6 +47,32 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
     wires = [wire.contiguous().view(torch.uint8) for wire in received]
     decode(native.c.add_subset, _layout(n, k), wires, out, *rng.native_key(), weight)
     return None
+
+
+def take_subsets_many(message: Tensor, many: TensorList, drawing: Drawing, step: int, left: Sequence[float]) -> Any:
+    if drawing.block is not None or drawing.cyclic:
+        return NotImplemented
+
+    def take(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        row = t * many.rows
+        p, rng = x if rest is None else rest, replace(many.streams[t], step=step)
+        finite = all_finite(x) if rest is None or rest is x else sum_finite(x, memory, p)
+        p = p if finite else torch.zeros_like(p)
+        return take_subset(p, drawing.kept[row], rng, None if rest is None else left[row]).view(torch.uint8), finite
+
+    return encode_each(message.view(torch.uint8), many, take)
+
+
+def sum_subsets_many(rows: Tensor, many: TensorList, drawing: Drawing, step: int, weight: Sequence[float]) -> Any:
+    if drawing.block is not None or drawing.cyclic:
+        return NotImplemented
+    flags = []
+    for r, out in enumerate(row[None] for x in many.xs for row in x):
+        begin, rng = many.places[r] // 4, replace(many.streams[r // many.rows], step=step)
+        received = rows[:, None, begin : begin + drawing.kept[r]]
+        flags.append(all_finite(received))
+        add_subset(list(received), out.zero_(), weight[r], rng)
+    return stack_flags(flags, many)
 
 
 @functools.lru_cache(LAYOUTS)

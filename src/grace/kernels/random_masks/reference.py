@@ -40,7 +40,8 @@ def take_subsets_many(message: Tensor, many: TensorList, drawing: Drawing, step:
         p = x.float() if memories is None else x.float() + memories[t]
         flags.append(p.isfinite().all())
         places, sent = _places(many, drawing, step, t), _part(message, many, drawing, t)
-        sent.zero_()[: len(places)] = taken = p[places]
+        taken = p[places]
+        sent.zero_()[: len(places)] = taken.masked_fill(~flags[-1], 0.0)
         if rests is not None:
             rests[t].copy_(p)
             rests[t][places] = taken * left[t]

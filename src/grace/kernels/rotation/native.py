@@ -15,7 +15,9 @@ from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.blocks import block_count
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, key_of, sum_many
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, CentroidCode
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -73,6 +75,22 @@ def _rotate(rows: Tensor, block: int, way: int, key: tuple[Any, Any, int]) -> An
     out, (b, n) = torch.empty_like(rows), rows.shape
     native.c.rotate(check.numbers("rows", rows), check.numbers("out", out), b, n, block, way, *key, native.threads())
     return out
+
+
+def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, step: int) -> Any:
+    def key(t: int) -> tuple[Any, ...]:
+        return key_of(many.own_stream(t, 0) if code.private else many.shared_stream(t, 0))
+
+    layout = functools.partial(_encode_layout, code=code)
+    return encode_many(native.c.encode_rotated, message, many, layout, code, key, step)
+
+
+def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight: float, step: int) -> Any:
+    def key(t: int) -> tuple[Any, ...]:
+        return key_of(many.shared_stream(t, 0))
+
+    layout = functools.partial(_decode_layout, code=code)
+    return sum_many(native.c.sum_rotated, rows, many, layout, code, (weight, False), key, step)
 
 
 @functools.lru_cache

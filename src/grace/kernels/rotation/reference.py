@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+import grace.kernels.rotation as family
 from grace import wire as wires
 from grace.compute.host import to_device
 from grace.compute.launching import signed
@@ -19,12 +20,13 @@ from grace.flags.capturing import step_word
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_roots, repeat_by_block
+from grace.kernels.finite import all_finite
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, CentroidCode
 from grace.kernels.statistics import block_abs_max, block_norm, block_sum
 from grace.kernels.stochastic_levels import MOST, block_divide, nearest
 from grace.kernels.tensor_list import TensorList
-from grace.kernels.tensor_list.reference import encode_each, sum_each
+from grace.kernels.tensor_list.reference import encode_each, stack_flags, sum_each
 from grace.random.reference import threefry2x32
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ def sum_rotated(
 def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, step: int) -> Tensor:
     def encode_one(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         rng = many.own_stream(t, 0) if code.private else many.shared_stream(t, 0)
-        return encode_rotated(x, code, replace(rng, step=step), memory, rest)
+        return family.encode_rotated(x, code, replace(rng, step=step), memory, rest)
 
     return encode_each(message, many, encode_one)
 
@@ -120,7 +122,7 @@ def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight:
         rows,
         many,
         [code.payload(n) for n in many.sizes],
-        lambda received, out: sum_rotated(received, out, code, weight, next(streams)),
+        lambda received, out: family.sum_rotated(received, out, code, weight, next(streams)),
     )
 
 
@@ -128,9 +130,9 @@ def rotate_many(storage: Tensor, many: TensorList, into: TensorList, block: int,
     flags = []
     for t, (x, y) in enumerate(zip(many.xs, into.xs, strict=True)):
         p = x.float() if many.memories is None else x + many.memories[t]
-        y.copy_(rotate_blocks(p, block, _stream(many, t, salt, step)))
-        flags.append(p.isfinite().all())
-    return torch.stack(flags)
+        flags.append(all_finite(p))  # before y, which may be x
+        y.copy_(family.rotate_blocks(p, block, _stream(many, t, salt, step)))
+    return stack_flags(flags, many)
 
 
 def rotate_norms_many(storage: Tensor, many: TensorList, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
@@ -143,7 +145,7 @@ def rotate_back_many(
     storage: Tensor, many: TensorList, into: TensorList, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
     for t, (y, x) in enumerate(zip(many.xs, into.xs, strict=True)):
-        back = rotate_blocks_back(y, block, _stream(many, t, salt, step))
+        back = family.rotate_blocks_back(y, block, _stream(many, t, salt, step))
         if not subtract:
             x.copy_(back)
             continue

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+import grace.kernels.selection as family
 from grace.flags.finite import Flag, on_host
 from grace.kernels.finite import all_finite
 from grace.kernels.places import find_set
@@ -50,7 +51,7 @@ def take_topk_many(
     for t, (places, values) in enumerate(zip(index.split_with_sizes(parts), sent.split_with_sizes(parts), strict=True)):
         memory = None if many.memories is None else many.memories[t]
         rest = None if many.rests is None else many.rests[t]
-        where, taken, finite = take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
+        where, taken, finite = family.take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
         places.copy_(where.reshape(-1))
         values.copy_(taken.reshape(-1))
         flags.append(torch.as_tensor(finite, device=index.device, dtype=torch.bool))

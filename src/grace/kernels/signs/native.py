@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, sum_many
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
     ALL,
@@ -24,6 +26,7 @@ from grace.kernels.signs.rules import (
     split_wire,
     wire_bytes,
 )
+from grace.kernels.tensor_list import TensorList
 
 native.declare("one_bit", P, P, P, N, N, N, P, N, I, I, F, I)
 native.declare("one_bit_sum", P, N, P, N, N, I, F, I, I)
@@ -89,6 +92,50 @@ def _sum(rule: int, received: Sequence[Tensor], out: Tensor, block: int, weight:
 def _sum_trits(received: Sequence[Tensor], out: Tensor, weight: float, add: bool, *, majority: bool) -> None:
     if decode(native.c.trit_votes_sum, _votes(out.shape[1], "abstain"), received, out, weight, add, majority):
         raise PayloadError(BAD_VOTE)
+
+
+def encode_signs_many(message: Tensor, many: TensorList, block: int, phase: int) -> Any:
+    return _encode_many(SIGNS, message, many, block, positive_zeros("parity", phase))
+
+
+def encode_two_means_many(message: Tensor, many: TensorList, tau: float, block: int) -> Any:
+    return _encode_many(TWO_MEANS, message, many, block, ALL, tau)
+
+
+def encode_votes_many(message: Tensor, many: TensorList, zero: Zeros, phase: int) -> Any:
+    if zero == "abstain":
+        return encode_many(native.c.trit_votes, message, many, functools.partial(_votes, zero=zero), zero)
+    return _encode_many(VOTES, message, many, None, positive_zeros(zero, phase))
+
+
+def sum_signs_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Any:
+    return _sum_many(SIGNS, rows, many, block, weight)
+
+
+def sum_two_means_many(rows: Tensor, many: TensorList, block: int, weight: float) -> Any:
+    return _sum_many(TWO_MEANS, rows, many, block, weight)
+
+
+def take_majority_many(rows: Tensor, many: TensorList, zero: Zeros, weight: float) -> Any:
+    weight = math.copysign(1.0, weight) if weight else 0.0
+    kernel, more = (
+        (native.c.trit_votes_sum, (weight, False, True)) if zero == "abstain" else (native.c.majority, (weight,))
+    )
+    return sum_many(kernel, rows, many, functools.partial(_votes, zero=zero), zero, more)
+
+
+def _encode_many(rule: int, message: Tensor, many: TensorList, block: int | None, zeros: int, tau: float = 0.0) -> Any:
+    def layout(n: int) -> Layout:
+        return _encode_layout(rule, n, n if block is None else block, zeros, tau)
+
+    return encode_many(native.c.one_bit, message, many, layout, (rule, block, zeros, tau))
+
+
+def _sum_many(rule: int, rows: Tensor, many: TensorList, block: int, weight: float) -> Any:
+    def layout(n: int) -> Layout:
+        return _decode_layout(rule, n, block)
+
+    return sum_many(native.c.one_bit_sum, rows, many, layout, (rule, block), (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

@@ -14,11 +14,14 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
+from grace.kernels.call_table import ROWS, THREADS
 from grace.kernels.calling import LAYOUTS, Layout, encode, new_wire
+from grace.kernels.calling_many import encode_rows, sum_listed
 from grace.kernels.index_codes.fixed import layout, refuse
-from grace.kernels.noting import ROWS, THREADS, Blank, Call
-from grace.kernels.sparse import TopKPairs, WirePart
+from grace.kernels.noting import Blank, Call
+from grace.kernels.sparse import Pairs, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.kernels.tensor_list import TensorList
 from grace.wire import Gathered
 
 _NOT_FINITE = -1
@@ -102,6 +105,26 @@ def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: 
             raise PayloadError(BAD_VALUES)
         if why:
             refuse(why, n, pairs.k)
+
+
+def encode_topk_many(message: Tensor, many: TensorList, pairs: Pairs) -> Any:
+    def layout_of(t: int) -> Layout:
+        row = t * many.rows
+        return _layout(many.sizes[row], TopKPairs(pairs.kept[row], pairs.codes[row], pairs.narrow))
+
+    return encode_rows(native.c.topk_wire, message, many, layout_of, pairs)
+
+
+def sum_topk_many(rows: Tensor, many: TensorList, pairs: Pairs, weight: float) -> Any:
+    if pairs.grid is not None:
+        return NotImplemented
+    W = len(rows)
+
+    def call(r: int) -> tuple[Any, ...]:
+        n, row = many.sizes[r], TopKPairs(pairs.kept[r], pairs.codes[r], pairs.narrow)
+        return (*_same(W, n, row)[2:], W, ROWS, n, pairs.narrow, weight, False)
+
+    return sum_listed(native.c.sparse_sum, rows, many, call, (pairs, weight), lists=lambda: pairs.lists.before)
 
 
 def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:

@@ -12,8 +12,10 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.calling_many import encode_many, keys_of, sum_many
 from grace.kernels.stochastic_levels import Levels
 from grace.kernels.stochastic_levels.codes import BAD_NORM, bad_code, code_bits
+from grace.kernels.tensor_list import TensorList
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -38,6 +40,20 @@ def dequantize_sum(received: Sequence[Tensor], out: Tensor, levels: Levels, weig
     if fault:
         raise PayloadError(BAD_NORM if fault == native.BAD_HEAD else bad_code(levels.s))
     return None
+
+
+def quantize_many(message: Tensor, many: TensorList, levels: Levels, step: int, clip: float = 0.0) -> Any:
+    if levels.s > _MOST or clip:
+        return NotImplemented
+    layout = functools.partial(_encode_layout, levels=levels)
+    return encode_many(native.c.quantize, message, many, layout, levels, keys_of(many, step), step)
+
+
+def dequantize_sum_many(rows: Tensor, many: TensorList, levels: Levels, weight: float) -> Any:
+    if levels.s > _MOST:
+        return NotImplemented
+    layout = functools.partial(_decode_layout, levels=levels)
+    return sum_many(native.c.dequantize_sum, rows, many, layout, levels, (weight, False))
 
 
 @functools.lru_cache(LAYOUTS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+import grace.kernels.stochastic_levels as family
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, and_, fill_unless_, flag
@@ -67,12 +68,14 @@ def quantize_many(message: Tensor, many: TensorList, levels: Levels, step: int, 
 
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
         if not clip:
-            return quantize(x, levels, streams[t], memory, rest)
+            return family.quantize(x, levels, streams[t], memory, rest)
         total = x.clone() if memory is None else x + memory
         finite = flag(total.isfinite().all())
-        wire, _ = quantize(cut_to_deviations(fill_unless_(finite, total, 0.0), levels.block, clip), levels, streams[t])
+        wire, _ = family.quantize(
+            cut_to_deviations(fill_unless_(finite, total, 0.0), levels.block, clip), levels, streams[t]
+        )
         if rest is not None:
-            _add(wire, rest.copy_(total), levels, -1.0)
+            family.dequantize_sum([wire], rest.copy_(total), levels, -1.0, add=True)
         return wire, finite
 
     return encode_each(message, many, encode)
@@ -80,7 +83,7 @@ def quantize_many(message: Tensor, many: TensorList, levels: Levels, step: int, 
 
 def dequantize_sum_many(rows: Tensor, many: TensorList, levels: Levels, weight: float) -> Tensor:
     widths = [levels.payload(n) for n in many.sizes]
-    return sum_each(rows, many, widths, lambda received, out: dequantize_sum(received, out, levels, weight))
+    return sum_each(rows, many, widths, lambda received, out: family.dequantize_sum(received, out, levels, weight))
 
 
 def block_divide(rows: Tensor, scale: Tensor, block: int) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,12 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from grace.compute import backends
 from grace.compute.dispatch import NoTable, operation
 from grace.compute.host import host_int64, to_device
 from grace.compute.launching import Marks
@@ -33,6 +34,7 @@ R = TypeVar("R")
 # (memories, successors) in turn; of 17 buckets of unequal numbers of two shapes, 217.
 SIDES = 512
 _LAUNCHES = 64  # whose marks are made at once
+_AT = Tensor.data_ptr
 _EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
 
 
@@ -47,11 +49,14 @@ class TensorList:
         rows: b.
 
     xs, memories, rests: ``[b, n_t]`` each, contiguous, float32; xs may also be float16 or bfloat16, all of them, where they
-        are read; memories and rests may be missing. They may be given in any shape, as ``given`` and ``given_rests`` have
-        them. sizes, places: of each of the T b rows,
+        are read; memories and rests may be missing. They may be given in any shape. sizes, places: of each of the T b rows,
         those of a tensor side by side.
-    even: whether all rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place:
-        whether some rest takes the place of its x or memory.
+    dtype: of the xs. addresses: of the xs, memories and rests, None where there are none. gap:
+        numbers from a row of an x to the next, and bytes of a number, where the rows are not contiguous.
+    table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
+        of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
+        rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers. in_place: whether some rest
+        takes the place of its x or memory.
     work: the same tensors, places and streams, but float32 xs that an encoder which asks for it may overwrite: they may be
         the rests, or where there are none the xs. Its own work is it itself. None: nobody has asked.
     """
@@ -73,48 +78,35 @@ class TensorList:
         self._starts = [row * n for n in sizes for row in range(rows)]
         self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
-        self.given: Sequence[Tensor] = ()
-        self.given_rests: Sequence[Tensor] | None = None
-        self._dtype = torch.float32  # of xs
+        self.dtype = torch.float32
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
         self.work: TensorList | None = None
-        self._table: Tensor | None = None
-        self.even = self.in_place = False
-        self._tables: dict[tuple[int, ...], tuple[Tensor, bool, bool]] = {}
+        self.addresses: tuple[list[int], list[int] | None, list[int] | None] = ([], None, None)
+        self.gap = (0, 0)
+        self._there: _Table | None = None  # the table for these addresses, once it has been asked for
+        self._tables: dict[tuple[int, ...], _Table] = {}
         self._made: dict[Hashable, Any] = {}
-        self._clean, self._given = (
-            torch.empty(0, dtype=torch.bool, device="cpu"),
-            0,
-        )  # marks for coming launches, and how many have been handed out
+        self._all_set: Tensor | None = None
+        self._clean = torch.empty(0, dtype=torch.bool, device="cpu")  # marks for coming launches
+        self._given = 0  # how many of them have been handed out
 
     def __len__(self) -> int:
         """T b, how many rows there are."""
         return len(self.sizes)
 
     @property
-    def table(self) -> Tensor:
-        """int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place of
-        its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor.
-
-        Raises:
-            NoTable: it is not there.
-        """
-        if self._table is None:
-            raise NoTable
-        return self._table
-
-    @property
     def like(self) -> Tensor:
         """A number of the dtype of xs, by which kernels know it."""
-        dtype = self._dtype
+        dtype = self.dtype
         return self.once(("like", dtype), lambda: torch.zeros(1, dtype=dtype, device=self.device))
 
     @property
     def all_set(self) -> Tensor:
         """``[T]`` bool: all tensors."""
-        tensors = len(self._whole_sizes)
-        return self.once("all set", lambda: torch.ones(tensors, dtype=torch.bool, device=self.device))
+        if self._all_set is None:
+            self._all_set = torch.ones(len(self._whole_sizes), dtype=torch.bool, device=self.device)
+        return self._all_set
 
     def marks(self, each: int = 1) -> Marks:
         """So many marks for each row, row after row: none is handed out twice. They are made for many launches at once, but
@@ -135,6 +127,23 @@ class TensorList:
         tensors = len(self._whole_sizes)
         return marks if marks.shape[0] == tensors else marks.view(tensors, -1).all(dim=1)
 
+    @property
+    def table(self) -> Tensor:
+        """As above.
+
+        Raises:
+            NoTable: it would have to be copied to the device, and work is captured.
+        """
+        return self._look_up().words
+
+    @property
+    def even(self) -> bool:
+        return self._look_up().even
+
+    @property
+    def in_place(self) -> bool:
+        return self._look_up().in_place
+
     def point(
         self,
         xs: Sequence[Tensor],
@@ -143,49 +152,58 @@ class TensorList:
         *,
         stride: int = 0,
     ) -> bool:
-        """From now on these are the tensors, of any shapes. Their addresses go to the device unless they
-        have been there; False if they would have to while work is captured: then there is no :attr:`table`.
+        """From now on these are the tensors, of any shapes. Their addresses go to the device whose kernels read them, unless
+        they have been there; False if they would have to while work is captured: then there is no :attr:`table`.
         ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
-        parts = [None if part is None else [x.data_ptr() for x in part] for part in (xs, memories, rests)]
-        size = xs[0].element_size() if stride else 0
-        key = (*[address for part in parts for address in part or (0,)], stride, size)
-        table = self._tables.get(key)
-        self.given, self.given_rests = xs, rests
+        parts = (
+            list(map(_AT, xs)),
+            None if memories is None else list(map(_AT, memories)),
+            None if rests is None else list(map(_AT, rests)),
+        )
+        gap = (stride, xs[0].element_size()) if stride else (0, 0)
+        known = True
+        self._there = None  # native kernels have no use for it
+        if self.device.type != "cpu" or backends.current.modules.get("cpu") == "triton":
+            self._there = self._tables.get(_key(parts, gap))
+            if self._there is None:
+                known = not capturing()
+                if known:
+                    self._there = self._make_table(parts, gap)
+        self.addresses, self.gap = parts, gap
+        if xs:
+            self.dtype = xs[0].dtype
         self.xs = _InRows(xs, self._whole_sizes)
         self.memories = None if memories is None else _InRows(memories, self._whole_sizes)
         self.rests = self.xs if rests is xs else None if rests is None else _InRows(rests, self._whole_sizes)
-        self._dtype = xs[0].dtype if xs else torch.float32
-        if table is None:
-            if capturing():
-                self._table = None
-                return False
-            none = [0] * len(xs)
-            lines = self._lines([part or none for part in parts])
-            if stride:  # a row begins at the number of the contiguous tensor where it would begin
-                gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
-                lines[:, 0] += host_int64(gaps)
-            even = not bool((lines[:, [0, 1, 2, 7]] % _EVEN).any())
-            given = zip(*(part or none for part in parts), strict=True)
-            in_place = parts[2] is not None and any(rest in (x, memory) for x, memory, rest in given)
-            table = to_device(lines, self.device), even, in_place
-            if len(self._tables) >= SIDES:
-                self._tables.clear()
-            self._tables[key] = table
-        self._table, self.even, self.in_place = table
-        return True
+        return known
 
-    def _lines(self, addresses: list[list[int]]) -> Tensor:
-        """The table for these addresses of xs, memories and rests, on the host."""
-        if "lines" not in self._made:
-            keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
-            columns = (*[[0] * len(self)] * 3, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
-            self._made["lines"] = host_int64([list(line) for line in zip(*columns, strict=True)]).view(
-                len(self), self.COLUMNS
-            )
-        lines: Tensor = self._made["lines"].clone()
-        lines[:, :3] = host_int64(addresses).mT.repeat_interleave(self.rows, dim=0)
-        return lines
+    def _look_up(self) -> _Table:
+        if self._there is None:
+            self._there = self._tables.get(_key(self.addresses, self.gap))
+        if self._there is None:
+            if capturing():
+                raise NoTable
+            self._there = self._make_table(self.addresses, self.gap)
+        return self._there
+
+    def _make_table(self, parts: Sequence[list[int] | None], gap: tuple[int, int]) -> _Table:
+        xs, memories, rests = parts
+        (stride, size), none = gap, [0] * len(self._whole_sizes)
+        addresses = [[at for at in part or none for _ in range(self.rows)] for part in parts]
+        if stride:  # a row begins at the number of the contiguous tensor where it would begin
+            gaps = [row * (stride - n) * size for n in self._whole_sizes for row in range(self.rows)]
+            addresses[0] = [at + more for at, more in zip(addresses[0], gaps, strict=True)]
+        keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
+        columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
+        lines = host_int64([list(line) for line in zip(*columns, strict=True)])
+        even = not any(at % _EVEN for column in (*addresses, self._starts) for at in column)
+        given = zip(xs or none, memories or none, rests or none, strict=True)
+        in_place = rests is not None and any(rest in (x, memory) for x, memory, rest in given)
+        if len(self._tables) >= SIDES:
+            self._tables.clear()
+        table = self._tables[_key(parts, gap)] = _Table(to_device(lines, self.device), even, in_place)
+        return table
 
     def lend(self, xs: Sequence[Tensor]) -> bool:
         """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
@@ -292,6 +310,19 @@ class TensorList:
 def _aligned(count: int) -> int:
     """Bytes that so many marks take: those of each launch begin at a multiple of 16 bytes, so that it is the same kernel."""
     return -(-count // _EVEN) * _EVEN
+
+
+class _Table(NamedTuple):
+    """As :class:`TensorList` has them."""
+
+    words: Tensor
+    even: bool
+    in_place: bool
+
+
+def _key(parts: Sequence[list[int] | None], gap: tuple[int, int]) -> tuple[int, ...]:
+    """The addresses, stride and bytes of a number that a table is for."""
+    return (*[address for part in parts for address in part or (0,)], *gap)
 
 
 class _InRows(Sequence[Tensor]):

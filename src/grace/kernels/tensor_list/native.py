@@ -1,9 +1,11 @@
-"""The native kernels for what tensors of a bucket have in common."""
+"""Operations on several tensors where the host reads flags at no cost: only what is not as it should be is written."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace.flags.finite import on_host
@@ -11,4 +13,39 @@ from grace.kernels.tensor_list import TensorList
 
 
 def poison_many(flags: Tensor, many: TensorList) -> Any:
-    return None if on_host(flags.device) and bool(flags.all()) else NotImplemented
+    return fill(flags, many, math.nan)
+
+
+def agree_many(
+    rows: Tensor,
+    words: Tensor,
+    good: int | Tensor,
+    legal: Tensor,
+    many: TensorList,
+    *,
+    kept: Tensor | None = None,
+    clear: bool = False,
+) -> Any:
+    if not on_host(many.device):
+        return NotImplemented
+    headers = rows.view(torch.int32)[:, words]  # [W, T]
+    right = headers == good
+    if legal is many.all_set and (kept is None or kept is many.all_set) and bool(right.all()):
+        return many.once("all told", lambda: many.all_set.expand(3, -1)), headers
+    finite, known = right.all(dim=0), (right | (headers == good + 1)).all(dim=0)
+    fine = finite & legal if kept is None else finite & legal & kept
+    fill(fine, many, 0.0 if clear else math.nan)
+    return torch.stack((fine, known, legal | ~finite)), headers
+
+
+def fill(flags: Tensor, many: TensorList, value: float) -> Any:
+    """Fills the tensors whose flag, of ``[T]`` bool, is not set; NotImplemented where the host does not read flags."""
+    if flags is many.all_set:
+        return None
+    if not on_host(many.device):
+        return NotImplemented
+    if not bool(flags.all()):
+        for t, fine in enumerate(flags.tolist()):
+            if not fine:
+                many.xs[t].fill_(value)
+    return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.flags.refusals import Refusals
 from grace.kernels.tensor_list import TensorList
@@ -58,22 +59,29 @@ def encode_each(
         wires, finite = encode(t, x.float(), memory, rest)
         for place, wire in zip(many.places[t * many.rows :], wires, strict=False):
             message[place : place + len(wire)] = wire
-        flags.append(torch.as_tensor(finite, device=x.device, dtype=torch.bool))
-    return torch.stack(flags)
+        flags.append(finite)
+    return stack_flags(flags, many)
 
 
 def sum_each(
     rows: Tensor, many: TensorList, widths: Sequence[int], add_up: Callable[[list[Tensor], Tensor], None]
 ) -> Tensor:
-    """Adds up the wires of one row after the other, which are so many bytes wide: ``[T]`` bool, which tensors' were legal.
-
-    Raises:
-        PayloadError: a wire is not, where the host can tell at once.
-    """
+    """Adds up the wires of one row after the other, which are so many bytes wide: ``[T]`` bool, which tensors' were legal."""
     flags = []
     outs = [row[None] for x in many.xs for row in x]
     for out, place, width in zip(outs, many.places, widths, strict=True):
         with Refusals() as refused:
-            add_up(list(rows[:, None, place : place + width]), out)
-        flags.append(torch.as_tensor(refused.ok, device=rows.device, dtype=torch.bool))
-    return torch.stack(flags).view(-1, many.rows).all(dim=1)
+            try:
+                add_up(list(rows[:, None, place : place + width]), out)
+                flags.append(refused.ok)
+            except PayloadError:  # the host can tell at once
+                flags.append(False)
+    return stack_flags(flags, many)
+
+
+def stack_flags(flags: Sequence[Flag], many: TensorList) -> Tensor:
+    """``[T]`` bool: those of each tensor, or of each of its rows, of whom all have to hold."""
+    if all(flag is True for flag in flags):
+        return many.all_set
+    given = [torch.as_tensor(flag, device=many.device, dtype=torch.bool) for flag in flags]
+    return many.all_of(torch.stack(given))

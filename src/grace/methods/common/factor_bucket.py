@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import Parts
+from grace.collectives import AllReduce, Exchange, Parts
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
+from grace.flags.finite import flags
 from grace.kernels.low_rank.grouped import Factors
 from grace.kernels.tensor_list import TensorList
-from grace.methods.common.low_rank_bucket import LowRankBucket, LowRankPlan, OtherNumbers, find_plan, only
+from grace.methods.common.low_rank_bucket import LowRankBucket, LowRankPlan, OtherNumbers, find_plan, only, put_answer
 from grace.methods.common.matrices import Sides
 from grace.random import Stream
 
@@ -41,6 +42,7 @@ class FactorPlan(LowRankPlan):
         sent = [n if of is None else of[2] * of[0] for of, n in zip(sides, sizes, strict=True)]
         LowRankPlan.__init__(self, sides, sizes, sent, device)
         self.factors = Factors(self.sides, [self.places[i] for i in self.at], device)
+        self.furnish((self.factors.lefts[-1], self.factors.rights[-1], self.factors.rights[-1]))
         numbers, rights = [sizes[i] for i in self.at], [l * r for _, l, r in self.sides]
         self.matrices, self.means = (TensorList(numbers, (), (), device) for _ in range(2))
         self.received = TensorList([m * r for m, _, r in self.sides], (), (), device)
@@ -63,8 +65,8 @@ class FactorBucket(LowRankBucket):
         self, plan: FactorPlan, xs: Sequence[Tensor], states: Sequence[Tensor], peers: Peers, workspace: Workspace
     ):
         LowRankBucket.__init__(self, plan, xs, peers, workspace)
-        rooms = plan.factors
-        self.left, self.own, self.right = map(self.take, (rooms.lefts[-1], rooms.rights[-1], rooms.rights[-1]))
+        self.plan = plan
+        self.left, self.own, self.right = plan.rooms
         self.successors = [peers.like.lent.borrow_successor(state) for state in states]
         means = only(self.means, plan.at)
         plan.matrices.point(only(self.xs, plan.at), None, means)
@@ -75,9 +77,24 @@ class FactorBucket(LowRankBucket):
         if plan.drawn is not None:
             plan.drawn.point(self.own.split_with_sizes(plan.own_parts.sizes))
 
+    def sum_right(self, finite: Tensor) -> Exchange[None]:
+        """The mean of own in right, of the matrices that are ``finite [T]``, as far as the host knows: of others nobody asks
+        for it.
+        """
+        plan, sizes = self.plan, self.plan.own_parts.sizes
+        message, sent = self.right.copy_(self.own), [t for t, fine in enumerate(flags(finite)) if fine is not False]
+        if len(sent) == len(sizes):
+            put_answer((yield AllReduce(message, "mean", donate=True, parts=plan.own_parts)), message)
+        elif sent:
+            pieces = only(message.split_with_sizes(sizes), sent)
+            parts = Parts(tuple(only(plan.at, sent)), tuple(only(sizes, sent)))
+            message = torch.cat(pieces)
+            put_answer((yield AllReduce(message, "mean", donate=True, parts=parts)), message)
+            torch._foreach_copy_(pieces, list(message.split_with_sizes(parts.sizes)))
+
     def results(self, finite: Tensor | None, states: Sequence[Any]) -> list[Exchanged[Any]]:
         """The results of all tensors; of the matrices, which are ``finite [T]``, successors follow the states."""
-        plan, lent = self._plan, self._peers.like.lent
+        plan, lent = self.plan, self._peers.like.lent
         out = plan.dense.results(self.message, self.xs, self.means, keep=self.keep)
         for i, result in out.items():
             result.state = states[i]

@@ -17,9 +17,9 @@ from grace.collectives import AllReduce, Exchange, Parts
 from grace.compute import backends
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
-from grace.contract.workspace import Workspace, take_rooms
+from grace.contract.workspace import Workspace, padded_sizes, take_rooms
 from grace.flags.capturing import capturing
-from grace.flags.finite import Flag, each_flag
+from grace.flags.finite import Flag, flags
 from grace.kernels.low_rank.grouped import begins
 from grace.kernels.multi_tensor import finite_many, narrow_many, round_many, sum_many, widen_many
 from grace.kernels.tensor_list import TensorList, poison_many
@@ -72,15 +72,14 @@ class DenseTensors:
             return {}
         if not keep:
             parts = [message[self._places[i] : self._places[i + 1]].view(xs[i].shape) for i in self.at]
-            flags: Sequence[Flag] = [True] * len(parts)
+            fine: Sequence[Flag] = [True] * len(parts)
             if checked:
-                flags = each_flag(finite_many(self._received.all_set, self._received))
-            each = zip(self.at, parts, flags, strict=True)
-            return {i: Exchanged(part, None, None, flag) for i, part, flag in each}
+                fine = flags(finite_many(self._received.all_set, self._received))
+            each = zip(self.at, parts, fine, strict=True)
+            return {i: Exchanged(part, None, None, good) for i, part, good in each}
         finite = widen_many(message, self._received, self._means)
         poison_many(finite, self._means)
-        flags = each_flag(finite)
-        return {i: result_of(means[i], xs[i], flag) for i, flag in zip(self.at, flags, strict=True)}
+        return {i: result_of(means[i], xs[i], good) for i, good in zip(self.at, flags(finite), strict=True)}
 
 
 class OtherNumbers:
@@ -119,6 +118,8 @@ class LowRankPlan:
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each. sent: how many of them travel first.
         device: of all of them. of: which of the exchange's tensors these are; by default all.
+
+    message: what travels first, ``[s]``. pieces: of it, one for each tensor. rooms: float32 ``[n]`` each.
     """
 
     def __init__(
@@ -129,21 +130,33 @@ class LowRankPlan:
         device: torch.device,
         of: Sequence[int] | None = None,
     ):
-        self.sent, self.places = tuple(sent), begins(sent)
+        self.device, self.sent, self.places = device, tuple(sent), begins(sent)
         self.parts = Parts(tuple(range(len(sides)) if of is None else of), self.sent)
         self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
         self.at = [i for i, of in enumerate(sides) if of is not None]
         self.sides = [of for of in sides if of is not None]
-        self.pieces: Sequence[Tensor] = ()  # of the message
-        self._message_at: int | None = None
+        self.message, self.pieces, self.rooms = torch.empty(0), list[Tensor](), list[Tensor]()
+        self._storage_at: int | None = None
+        self.furnish(())
 
-    def cut(self, message: Tensor) -> bool:
-        """Cuts the message ``[s]`` into the pieces of the tensors: False if it is where it was, and they are known."""
-        at = message.data_ptr()
-        if at == self._message_at:
+    def furnish(self, sizes: Sequence[int]) -> None:
+        """From now on there are :attr:`rooms` for so many numbers each."""
+        self._sizes = [self.places[-1], *sizes]
+        self._padded = padded_sizes(self._sizes)
+        self._total = sum(self._padded)
+
+    def lay_out(self, workspace: Workspace) -> bool:
+        """Lays the message and the rooms out in memory that is valid until the exchange has ended: False if they are where
+        they were.
+        """
+        storage = workspace.take(self._total, torch.float32, self.device)
+        at = storage.data_ptr()
+        if at == self._storage_at:
             return False
-        self.pieces = message.split_with_sizes(self.sent)
-        self._message_at = None if capturing() else at  # then no table has it
+        pieces = storage.split_with_sizes(self._padded)
+        self.message, *self.rooms = (piece[:n] for piece, n in zip(pieces, self._sizes, strict=True))
+        self.pieces = list(self.message.split_with_sizes(self.sent))
+        self._storage_at = None if capturing() else at  # then no table has it
         return True
 
 
@@ -173,18 +186,14 @@ class LowRankBucket:
         plain = xs[0].dtype is torch.float32
         self.xs = xs if plain else rooms or self._rooms()
         self.low: dict[int, Tensor] = {}
-        self.means = self._rooms_for_means()
+        self.means = xs if plain and not self.keep else self._rooms_for_means()
         self.outs = self.means if plain else self._rooms(xs[0].dtype) if self.keep else xs
-        self.message = self.take(plan.places[-1])
-        self.moved = plan.cut(self.message)
+        self.moved = plan.lay_out(workspace)
+        self.message = plan.message
         plan.dense.point(self.xs, self.means, plan.pieces if self.moved else (), keep=self.keep)
 
-    def take(self, size: int) -> Tensor:
-        """Room for so many float32 numbers, valid until the exchange has ended."""
-        return self._workspace.take(size, torch.float32, self.given[0].device)
-
     def _rooms(self, dtype: torch.dtype = torch.float32) -> Sequence[Tensor]:
-        rooms = take_rooms(self._workspace, [x.numel() for x in self.given], self.given[0].device, dtype)
+        rooms = take_rooms(self._workspace, [x.numel() for x in self.given], self._plan.device, dtype)
         return [room.view(x.shape) for room, x in zip(rooms, self.given, strict=True)]
 
     def _rooms_for_means(self) -> Sequence[Tensor]:
@@ -216,9 +225,9 @@ class LowRankBucket:
 
     def results_of(self, at: Sequence[int], finite: Tensor) -> dict[int, Exchanged[Any]]:
         """The results of these matrices, which are ``finite [T]``, by their numbers."""
-        flags = each_flag(finite)
         rests = [self.xs[i] + self.low[i] if self.low else self.xs[i] for i in at] if self.keep else [None] * len(at)
-        return {i: result_of(self.outs[i], rest, flag) for i, rest, flag in zip(at, rests, flags, strict=True)}
+        each = zip(at, rests, flags(finite), strict=True)
+        return {i: result_of(self.outs[i], rest, good) for i, rest, good in each}
 
 
 def result_of(mean: Tensor, rest: Tensor | None, finite: Flag) -> Exchanged[Any]:
@@ -226,17 +235,18 @@ def result_of(mean: Tensor, rest: Tensor | None, finite: Flag) -> Exchanged[Any]
     return Exchanged(mean, None if finite is False else rest, None, finite)
 
 
-def only(every: Sequence[X], at: Sequence[int]) -> list[X]:
-    """These of them."""
-    return [every[i] for i in at]
+def only(every: Sequence[X], at: Sequence[int]) -> Sequence[X]:
+    """These of them, in their order."""
+    return every if len(at) == len(every) else [every[i] for i in at]
 
 
 def put_answer(answer: Tensor, message: Tensor) -> None:
     """Puts what the network has answered where the message ``[s]`` was."""
-    flat = answer.contiguous().view(-1)
-    wires.check_shape("sum", flat, message.shape)
-    if flat.data_ptr() != message.data_ptr():
-        message.copy_(flat)
+    if answer is not message:
+        flat = answer.contiguous().view(-1)
+        wires.check_shape("sum", flat, message.shape)
+        if flat.data_ptr() != message.data_ptr():
+            message.copy_(flat)
 
 
 def find_plan(workspace: Workspace, key: tuple[Hashable, ...], way: Hashable, make: Callable[[], P]) -> P:
@@ -247,6 +257,6 @@ def find_plan(workspace: Workspace, key: tuple[Hashable, ...], way: Hashable, ma
     plan: P | None = workspace.find(key, way)
     if plan is None:
         plan = make()
-    if not capturing():
-        workspace.keep(key, way, plan)
+        if not capturing():
+            workspace.keep(key, way, plan)
     return plan

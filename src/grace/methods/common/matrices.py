@@ -100,11 +100,12 @@ class Factored(LowRank[S]):
     ) -> Exchange[list[Exchanged[S]]]:
         """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce per round."""
         if not xs:
-            return []
-        whose, begun = Peers.of(peers), self._begun(peers[0].step)
+            return Method.exchange_all(self, xs, states, peers)
+        whose = Peers.of(peers)
+        begun = self._begun(whose.like.step)
         sides = [self._sizes(x) if begun and state is not None else None for x, state in zip(xs, states, strict=True)]
         beside = whose.like.lent.keep_rest or any(sides)  # else they go as they are, which takes no copy
-        return (yield from divide(self._average, sides, xs, states, whose, beside=beside))
+        return divide(self._average, sides, xs, states, whose, beside=beside)
 
     def _average(
         self, sides: Sequence[Sides | None], xs: Sequence[Tensor], states: Sequence[S], peers: Peers
@@ -149,7 +150,19 @@ def divide(
         if of is not None or (beside and x.dtype is torch.float32 and x.numel())
     ]
     if len(at) == len(xs):
-        return (yield from average(sides, _contiguous(xs), states, peers))
+        return average(sides, _contiguous(xs), states, peers)
+    return _divide(average, sides, xs, states, peers, at)
+
+
+def _divide(
+    average: Average,
+    sides: Sequence[Sides | None],
+    xs: Sequence[Tensor],
+    states: Sequence[Any],
+    peers: Peers,
+    at: Sequence[int],
+) -> Exchange[list[Exchanged[Any]]]:
+    """The results, of which ``average`` makes those of the tensors ``at``."""
     others = sorted({*range(len(xs))} - {*at})
     runs: list[Exchange[Any]] = [DENSE.exchange_all([xs[i] for i in others], [None] * len(others), peers.only(others))]
     if at:

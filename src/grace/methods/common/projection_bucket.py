@@ -110,12 +110,22 @@ class Kind:
         self.olds = TensorList([s * r for s, _, r in spans], (), (), device)
         self.drawn = TensorList(self.olds.sizes, (), streams, device) if streams else None
         self.others = None if dtype is torch.float32 else OtherNumbers(sizes, device)
-        counts = host_int64([s * r for s, _, r in spans])
-        roots = [math.sqrt(s) for s, _, _ in spans]
-        self.up, self.down = (
-            to_device(torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(counts), device)
+
+    @property
+    def roots(self) -> tuple[Tensor, Tensor]:
+        """float32 ``[s]`` that lie as the bases do: the root of each one's s, and its inverse."""
+        return self.spans.once("roots", self._make_roots)
+
+    def _make_roots(self) -> tuple[Tensor, Tensor]:
+        counts = host_int64([s * r for s, _, r in self.spans.sides])
+        roots = [math.sqrt(s) for s, _, _ in self.spans.sides]
+        up, down = (
+            to_device(
+                torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(counts), self.spans.device
+            )
             for scales in (roots, [1 / root for root in roots])
         )
+        return up, down
 
     def point(
         self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor], olds: Sequence[Tensor]
@@ -181,6 +191,8 @@ class ProjectionPlan(LowRankPlan):
                 at, drawn = only(self.at, own), only(streams, own) if streams else []
                 shapes, numbers = only(self.sides, own), only(sizes, at)
                 self.kinds.append(Kind(at, shapes, numbers, device, turned=turn, dtype=dtype, streams=drawn))
+        spans = [kind.spans for kind in self.kinds]
+        self.furnish([n for each in spans for n in (each.lefts[-1], each.lefts[-1], each.rights[-1])])
 
 
 class ProjectionBucket(LowRankBucket):
@@ -202,13 +214,6 @@ class ProjectionBucket(LowRankBucket):
     ):
         LowRankBucket.__init__(self, plan, xs, peers, workspace, rooms)
         self.plan = plan
-        self._wide, self._narrow, self._factors = (
-            [self.take(size) for size in sizes]
-            for sizes in (
-                *[[kind.spans.lefts[-1] for kind in plan.kinds]] * 2,
-                [kind.spans.rights[-1] for kind in plan.kinds],
-            )
-        )
         held = dict(zip(plan.at, olds, strict=True))
         for kind in plan.kinds:
             xs, means = only(self.xs, kind.at), only(self.means, kind.at)
@@ -217,9 +222,10 @@ class ProjectionBucket(LowRankBucket):
 
     def sum_factors(self) -> Exchange[None]:
         """The mean of each matrix's factor under the basis that its other factor spans."""
-        for kind, wide, factors in zip(self.plan.kinds, self._wide, self._factors, strict=True):
+        for kind in self.plan.kinds:
             self.project(kind)
             if self.keep:
+                wide, _, factors = self.rooms_of(kind)
                 left, right = kind.pair(factors, wide)
                 add_low_rank_many(left, kind.matrices, kind.factors, right, -1.0)
             finite = finite_many(kind.whole_xs.all_set, kind.whole_xs)  # what is left of an inf or NaN is one
@@ -244,8 +250,9 @@ class ProjectionBucket(LowRankBucket):
         gather_rows_many(wide, kind.olds, kind.spans, right=False)
         if not self.plan.orthonormal:
             orthonormalize_many(wide, wide, kind.spans)
-        torch.mul(wide, kind.down, out=narrow)
-        wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
+        up, down = kind.roots
+        torch.mul(wide, down, out=narrow)
+        wide.mul_(up)  # so that a product neither overflows nor vanishes
 
     def restore(self, *, checked: bool = False, among: Tensor | None = None) -> list[Exchanged[Any]]:
         """The means and what is left of each tensor. ``checked``: as for :meth:`DenseTensors.results`. ``among``: ``[T]``
@@ -273,8 +280,9 @@ class ProjectionBucket(LowRankBucket):
 
     def rooms_of(self, kind: Kind) -> tuple[Tensor, Tensor, Tensor]:
         """Rooms for a kind's bases, wide and narrow, and for its factors, side by side."""
-        k = self.plan.kinds.index(kind)
-        return self._wide[k], self._narrow[k], self._factors[k]
+        k = 3 * self.plan.kinds.index(kind)
+        wide, narrow, factors = self.plan.rooms[k : k + 3]
+        return wide, narrow, factors
 
 
 def find_projection_plan(

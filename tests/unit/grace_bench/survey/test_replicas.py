@@ -80,6 +80,14 @@ def test_a_row_says_what_its_algorithm_is_made_of(tmp_path):
         check_row(change(row, recipe="OuterSettings(3)"))
 
 
+def test_a_warm_up_clips_the_mean_gradient_as_other_training_does(monkeypatch):
+    """A warm-up learns as fp32 does: gradients of single workers, clipped before they are averaged, would shrink more."""
+    monkeypatch.setattr(Tiny, "clip", 0.01, raising=False)
+    warm, plain = run("post_local_sgd:every=2,warmup_steps=5"), run("none")
+    assert warm.values == pytest.approx(plain.values, rel=1e-6)
+    assert warm.values[-1] != pytest.approx(warm.values[0], rel=1e-6)
+
+
 def test_a_run_that_diverges_ends_on_all_workers():
     row = train(RunConfig(f"{HERE}:Steep", "local_sgd:every=2", 2, steps=9, cores=1), "survey", silent)
     assert row.diverged is not None

@@ -163,7 +163,7 @@ def test_a_run_of_an_archive_is_another_one_if_it_differs_in_what_the_plan_says(
 
 
 def test_the_start_is_evaluated_once_for_all_methods(tmp_path, monkeypatch):
-    monkeypatch.setattr("grace_bench.survey.train._BEGINNINGS", {})
+    monkeypatch.setattr("grace_bench.survey.together._BEGINNINGS", {})
     seen = []
 
     def evaluate(task, model, real=Tiny.evaluate):

@@ -36,12 +36,13 @@ class Factors:
     Args:
         sides: m, l and r of each. places: of each the number of a message where its left factor begins.
 
-    lefts, rights: where each begins among all of its kind, and where the last one ends. row_sums, column_sums: how many sums
-        of pieces of rows, and of columns, there are.
+    lefts, rights: where each begins among all of its kind, and where the last one ends. highest: the largest r.
+    row_sums, column_sums: how many sums of pieces of rows, and of columns, there are.
     """
 
     def __init__(self, sides: Sequence[tuple[int, int, int]], places: Sequence[int], device: torch.device):
         self.sides, self.places, self.device = tuple(sides), tuple(places), device
+        self.highest = max((r for _, _, r in sides), default=0)
         rows, columns = ([block_count(of[way], size) for of in sides] for way, size in ((1, SPAN), (0, PIECE)))
         counts = [(r * m, r * l) for m, l, r in sides]
         self.lefts, self.rights = (begins([count[way] for count in counts]) for way in (0, 1))
