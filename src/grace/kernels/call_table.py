@@ -44,8 +44,8 @@ class CallTable:
         words = [[_word(value, kind) for value, kind in zip(call, self._types, strict=True)] for call in calls]
         self._words = torch.tensor(words, dtype=torch.int64, device=_CPU)  # [T, arguments]
         self.results = torch.empty(len(calls), dtype=torch.int64, device=_CPU)
-        self._columns = {slot: self._words[:, at] for slot, at in slots.items()}
-        self._there: dict[Slot, Any] = {}
+        self._at, self._columns = slots, self._words.unbind(1)
+        self._there: list[Any] = [None] * len(self._columns)
         self._threads = 0
         self._sizes = (
             native.address("words", self._words, torch.int64, self._words.numel()),
@@ -55,34 +55,39 @@ class CallTable:
 
     def put(self, slot: Slot, values: list[int] | int) -> None:
         """Sets the words of all calls in this place: one number for each, or one for all."""
-        column = self._columns.get(slot)
-        if column is None or self._there.get(slot) == values:
-            return
+        at = self._at.get(slot)
+        if at is not None and self._there[at] != values:
+            self._set(at, values)
+
+    def aim(self, addresses: Sequence[Any]) -> None:
+        """Sets the first words of all calls, each as :meth:`put` has them, or given by a tensor ``[s]`` float32 and which of its
+        numbers they are the addresses of.
+        """
+        there = self._there
+        for at, values in enumerate(addresses):
+            if type(values) is tuple:
+                flat, begins = values
+                first = flat.data_ptr()
+                if there[at] != first:
+                    native.address("flat", flat, torch.float32, flat.numel())
+                    self._set(at, [first + 4 * begin for begin in begins])
+                    there[at] = first
+            elif there[at] != values:
+                self._set(at, values)
+
+    def _set(self, at: int, values: list[int] | int) -> None:
+        column = self._columns[at]
         if isinstance(values, int):
             column.fill_(values)
         elif len(values) == 1:
             column.fill_(values[0])
         else:
             column.copy_(torch.tensor(values, dtype=torch.int64, device=_CPU))
-        self._there[slot] = values
-
-    def aim(self, slots: Sequence[Slot], addresses: Sequence[Any]) -> None:
-        """Sets the words of all calls in these places, each as :meth:`put` has them, or given by a tensor ``[s]`` float32 and
-        which of its numbers they are the addresses of.
-        """
-        there = self._there
-        for slot, values in zip(slots, addresses, strict=False):
-            if type(values) is not tuple:
-                if there.get(slot) != values:
-                    self.put(slot, values)
-            elif there.get(slot) != (at := values[0].data_ptr()):
-                native.address("flat", values[0], torch.float32, values[0].numel())
-                self.put(slot, [at + 4 * begin for begin in values[1]])
-                there[slot] = at
+        self._there[at] = values
 
     def run(self, step: int = 0) -> Tensor:
         """Makes all calls, in their order, at this step of the streams: ``results``."""
-        if STEP in self._columns:
+        if STEP in self._at:
             self.put(STEP, step & 0xFFFFFFFF)
         if self._threads != (threads := torch.get_num_threads()):
             self._threads = threads

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grace.compute import native
 from grace.kernels.call_table import possible
 from grace.kernels.finite.many import Finiteness, Sums
 from grace.kernels.tensor_list import TensorList
@@ -41,7 +42,8 @@ def widen_many(message: Tensor, rounded: TensorList, many: TensorList) -> Any:
         return NotImplemented
     zeros = many.once("zeros", lambda: torch.zeros(max(many.sizes), dtype=torch.float32, device="cpu"))  # -0 becomes 0
     sums = many.once("sums", lambda: Sums(many.sizes, memory=True))
-    finite = sums.run(rounded.addresses[0], zeros.data_ptr(), many.addresses[0])
+    nothing = native.address("zeros", zeros, torch.float32, zeros.numel())
+    finite = sums.run(rounded.addresses[0], nothing, many.addresses[0])
     return _flags(finite) if 0 in finite else many.all_set
 
 

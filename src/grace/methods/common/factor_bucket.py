@@ -96,14 +96,14 @@ class FactorBucket(LowRankBucket):
         """The results of all tensors; of the matrices, which are ``finite [T]``, successors follow the states."""
         plan, lent = self.plan, self._peers.like.lent
         out = plan.dense.results(self.message, self.xs, self.means, keep=self.keep)
-        for i, result in out.items():
-            result.state = states[i]
         if finite is not None:
             out.update(self.results_of(plan.at, finite))
         for i, new in zip(plan.at, self.successors, strict=True):
             lent.give_back(states[i])
             out[i].state = new
-        return [out[i] for i in range(len(self.xs))]
+        for i in plan.dense.at:
+            out[i].state = states[i]
+        return list(map(out.__getitem__, range(len(self.xs))))
 
 
 def find_factor_plan(
@@ -118,12 +118,12 @@ def find_factor_plan(
     """The plan of these tensors, whose matrices have these sides. ``owner``: whose it is, hashable. ``drawn_as``: the name of
     the method whose shared streams draw what matrices are projected with; None: that are their states.
     """
-    device, dtype, sizes = xs[0].device, xs[0].dtype, [x.numel() for x in xs]
+    device, dtype, sizes = xs[0].device, xs[0].dtype, tuple(map(Tensor.numel, xs))
 
     def make() -> FactorPlan:
         whose = [] if drawn_as is None else [peer for peer, of in zip(peers, sides, strict=True) if of is not None]
         return FactorPlan(sides, sizes, device, dtype, [peer.shared(drawn_as or "") for peer in whose])
 
     return find_plan(
-        workspace, (FactorPlan, owner, device, dtype, tuple(sizes), peers.names, peers.like.seed), tuple(sides), make
+        workspace, (FactorPlan, owner, device, dtype, sizes, peers.names, peers.like.seed), tuple(sides), make
     )

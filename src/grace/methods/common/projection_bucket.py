@@ -300,12 +300,12 @@ def find_projection_plan(
     """The plan of these tensors, whose matrices have these sides. ``owner``: whose it is, hashable. ``drawn_as``: the name of
     the method whose shared streams draw what is drawn for bases; others as in :class:`ProjectionPlan`.
     """
-    device, dtype, sizes = xs[0].device, xs[0].dtype, [x.numel() for x in xs]
+    device, dtype, sizes = xs[0].device, xs[0].dtype, tuple(map(Tensor.numel, xs))
 
     def make() -> ProjectionPlan:
         drawn = [i for i, of in enumerate(sides) if of is not None] if drawn_as else []
         streams = [peers[i].shared(drawn_as or "") for i in drawn]
         return ProjectionPlan(sides, sizes, turned, device, dtype, orthonormal=orthonormal, streams=streams, of=of)
 
-    key = (ProjectionPlan, owner, device, dtype, tuple(sizes), peers.names, peers.like.seed, drawn_as)
+    key = (ProjectionPlan, owner, device, dtype, sizes, peers.names, peers.like.seed, drawn_as)
     return find_plan(workspace, key, (tuple(sides), tuple(turned), of and tuple(of)), make)

@@ -37,7 +37,7 @@ class Factors:
         sides: m, l and r of each. places: of each the number of a message where its left factor begins.
 
     lefts, rights: where each begins among all of its kind, and where the last one ends. highest: the largest r.
-    row_sums, column_sums: how many sums of pieces of rows, and of columns, there are.
+    row_sums, column_sums: how many sums of pieces of rows, and of columns, there are. tables: of calls of native kernels.
     """
 
     def __init__(self, sides: Sequence[tuple[int, int, int]], places: Sequence[int], device: torch.device):
@@ -51,19 +51,19 @@ class Factors:
             for way, each in ((0, rows), (1, columns))
         )
         self.row_sums, self.column_sums = row_sums[-1], column_sums[-1]
-        lines = [
+        self._lines = [
             [*of, *rest]
             for of, *rest in zip(sides, self.lefts, self.rights, places, row_sums, column_sums, strict=False)
         ]
-        self._lines = host_int64(lines)
         self._made: dict[Hashable, Any] = {}
+        self.tables: dict[Hashable, Any] = {}
 
     @property
     def table(self) -> Tensor:
         """int64 ``[T, 8]`` on the device: m, l, r, where the left and the right factor begin, its place, and where the sums of
         its rows' and of its columns' pieces do.
         """
-        return self.once("table", lambda: copied(self._lines, self.device))
+        return self.once("table", lambda: copied(host_int64(self._lines), self.device))
 
     def programs(self, counts: Sequence[int]) -> Tensor:
         """int32 ``[programs, 2]``: for each program its matrix and its number there, where each matrix has so many; copied to
@@ -143,9 +143,9 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Non
 
 @operation
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Tensor:
-    """``[T]`` bool: for which matrices :func:`grace.kernels.product_fits` holds; or where the host may read numbers at no
-    cost, for which the rest is finite, which is the product. With ``poison`` that is what is left of a matrix without the
-    product, and the right factors of others become NaN.
+    """``[T]`` bool: for which matrices, whose left factors are orthonormal, :func:`grace.kernels.product_fits` holds; or
+    where the host may read numbers at no cost, for which the rest is finite, which is the product. With ``poison`` that is
+    what is left of a matrix without the product, and the right factors of others become NaN.
     """
 
 

@@ -14,18 +14,21 @@ from torch import Tensor
 from grace.compute import native
 from grace.flags.finite import on_host
 from grace.kernels import low_rank
-from grace.kernels.call_table import THREADS, CallTable, Slot, possible
+from grace.kernels.call_table import THREADS, CallTable, possible
 from grace.kernels.low_rank import native as declared  # noqa: F401 - says what the kernels take
 from grace.kernels.low_rank.grouped import Factors
 from grace.kernels.tensor_list import TensorList
 
-_SLOTS = tuple(Slot() for _ in range(5))
 _ALL = _M, _, _R = range(3)  # sides of a matrix
 _HALF = torch.finfo(torch.float32).max / 2
 
 
 def unit_rows_many(rights: Tensor, states: TensorList, factors: Factors) -> None:
     """Those of one length together."""
+    if len(states) == 1:
+        ((_, l, r),), x = factors.sides, states.xs[0]
+        rights.view(r, l).copy_(low_rank.unit_rows(x.view(l, r).mT.contiguous()))
+        return
     for alike, ranks, l in factors.once("alike", lambda: _of_one_length(factors)):
         outs = [rights[factors.rights[t] :][: r * l].view(r, l) for t, r in zip(alike, ranks, strict=True)]
         rows = [states.xs[t].view(l, -1).mT for t in alike]
@@ -58,11 +61,11 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Any
 
 
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Any:
-    """Certainly all of them, as a rule: then nobody looks at each."""
+    """Certainly all of them, as a rule: then nobody looks at each. The numbers of a basis are at most 1, but for rounding."""
     if not on_host(rights.device):
         return NotImplemented
-    largest, most = torch.linalg.vector_norm(rights, math.inf).item(), torch.linalg.vector_norm(lefts, math.inf).item()
-    return matrices.all_set if largest * most * 1.01 * factors.highest <= _HALF else NotImplemented
+    most = torch.linalg.vector_norm(rights, math.inf).item()
+    return matrices.all_set if most * 1.01 * factors.highest <= _HALF else NotImplemented
 
 
 def split_low_rank_many(
@@ -98,10 +101,14 @@ def _call(factors: Factors, name: str, addresses: tuple[Any, ...], sides: tuple[
     """Calls a kernel for each matrix, with addresses, of which those of factors are given by a tensor ``[s]`` and where each
     begins there; with these sides of the matrix; and with what is the same for all.
     """
-    table: CallTable | None = factors.once((name, more), lambda: _table(factors, name, len(addresses), sides, more))
+    tables: dict[Any, CallTable | None] = factors.tables
+    key = (name, more)
+    if key not in tables:
+        tables[key] = _table(factors, name, len(addresses), sides, more)
+    table = tables[key]
     if table is None:
         return NotImplemented
-    table.aim(_SLOTS, addresses)
+    table.aim(addresses)
     table.run()
     return None
 
@@ -111,5 +118,5 @@ def _table(
 ) -> CallTable | None:
     if not possible():
         return None
-    calls = [(*_SLOTS[:slots], *(of[side] for side in sides), *more, THREADS) for of in factors.sides]
+    calls = [(*[None] * slots, *(of[side] for side in sides), *more, THREADS) for of in factors.sides]
     return CallTable(getattr(native.c, name), calls)
