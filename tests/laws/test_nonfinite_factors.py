@@ -18,7 +18,6 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
-from grace.methods.common import ridge_bucket
 from grace.methods.common.projection_bucket import ProjectionPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
@@ -44,7 +43,15 @@ SPREAD = True  # over the test runner's processes
     ],
 )
 def test_steps_with_some(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps in which all matrices of a rank are not finite, or one of them: of both factors."""
+    check_steps_with_some(spec, dtype, monkeypatch)
+
+
+def check_steps_with_some(
+    spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, spoiled: str | None = None
+) -> None:
+    """Steps in which all matrices of a rank are not finite, or one of them: of both factors. ``spoiled``: the operation that
+    does nothing on the accelerator.
+    """
     seen = {0: ("layer0", "layer2"), 1: ("layer0",), 2: ("layer2",)}
 
     def with_some(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
@@ -58,6 +65,8 @@ def test_steps_with_some(spec: str, dtype: torch.dtype, monkeypatch: pytest.Monk
     monkeypatch.setattr(bucket_runs, "gradients", with_some)
     shapes: Shapes = ((2, 3), (2,), (3, 2))
     want = outcome.__wrapped__(spec, "reference", False, shapes, 2, 5, dtype)
+    if spoiled is not None:
+        monkeypatch.setattr(spoiled, lambda *_: None)
     assert outcome.__wrapped__(spec, "triton", True, shapes, 2, 5, dtype) == want
 
 
@@ -94,9 +103,8 @@ def test_plans_for_some_of_the_matrices_are_not_kept_for_ever(
 
 
 def test_first_factors_that_are_not_cleared_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ridge_bucket, "clear_many", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_steps_with_some(RIDGES, torch.float32, monkeypatch)
+        check_steps_with_some(RIDGES, torch.float32, monkeypatch, "grace.methods.common.ridge_bucket.clear_many")
 
 
 def beyond_float16(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
@@ -120,9 +128,9 @@ def test_means_that_overflow_when_they_are_narrowed(monkeypatch: pytest.MonkeyPa
 
 @night
 def test_means_that_are_not_poisoned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.methods.common.low_rank_bucket.poison_many", lambda *_: None)
+    spec, spoiled = f"{RIDGES},memory=none", "grace.methods.common.projection_bucket.poison_many"
     with pytest.raises(AssertionError):
-        test_steps_with_some(f"{RIDGES},memory=none", torch.float32, monkeypatch)
+        check_steps_with_some(spec, torch.float32, monkeypatch, spoiled)
 
 
 def test_narrow_means_that_are_not_poisoned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

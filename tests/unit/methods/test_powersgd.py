@@ -38,6 +38,39 @@ def test_by_hand():
     torch.testing.assert_close(stop.value.value.rest, torch.zeros(2, 2), atol=1e-6, rtol=0)
 
 
+LOW_RANK = (
+    "powersgd:rank=2,min_rate=0.1",
+    "acpsgd:rank=2,min_rate=0.1",
+    "gradzip:rank=2,min_rate=0.1",
+    "gradiveq:length=8,dims=2,collect=1,use=9",
+)
+
+
+@pytest.mark.parametrize("spec", LOW_RANK)
+def test_nothing_of_a_float64_is_lost(spec: str):
+    """The rest has what float32 cannot hold, too."""
+    method = grace.method(f"{spec},memory=none")
+    x = normal(12, 9).double() + 1e-9 * normal(12, 9, seed=1).double()
+    rests = []
+    for given in (x, x.float().double()):
+        states = [method.init(given)]
+        for step in range(2):
+            (out,) = exchanged(method, [given], states, step, keep_rest=True)
+            states = [out.state]
+        rests.append(out.rest)
+    torch.testing.assert_close(rests[0] - rests[1], x - x.float(), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("spec", LOW_RANK)
+def test_strided_gradients_have_the_means_of_others(spec: str):
+    method, x = grace.method(f"{spec},memory=none"), normal(12, 9)
+    states, others = [method.init(x)], [method.init(x)]
+    for step in range(3):
+        (out,), (other,) = exchanged(method, [x], states, step), exchanged(method, [x.mT.contiguous().mT], others, step)
+        states, others = [out.state], [other.state]
+        assert torch.equal(out.mean, other.mean)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_the_mean_is_a_projection_of_the_average(rank: int):
     xs = [normal(12, 9, seed=r) for r in range(3)]
