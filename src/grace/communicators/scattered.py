@@ -85,7 +85,7 @@ class ScatterPlan:
     def find_finite(self, chunks: Sequence[Tensor], finite: Sequence[bool]) -> list[bool]:
         """True for each of the chunks, ``[c]``, that is finite throughout, and was ``finite`` before."""
         fine = self.finite.run([chunk.data_ptr() for chunk in chunks])
-        return [now and was for now, was in zip(fine, finite, strict=True)]
+        return [now != 0 and was for now, was in zip(fine, finite, strict=True)]
 
     def decode(self, finite: Sequence[bool], means: list[Tensor], peers: Peers) -> None:
         """Sets means, ``[W c]`` each, to what the ranks say of their chunks; others are left as they are."""

@@ -60,8 +60,8 @@ class CallTable:
             self._set(at, values)
 
     def aim(self, addresses: Sequence[Any]) -> None:
-        """Sets the first words of all calls, each as :meth:`put` has them, or given by a tensor ``[s]`` float32 and which of its
-        numbers they are the addresses of.
+        """Sets the first words of all calls, each as :meth:`put` has them, or given by a tensor ``[s]`` float32 and by the
+        numbers in it that they are the addresses of.
         """
         there = self._there
         for at, values in enumerate(addresses):

@@ -102,13 +102,15 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         return (yield from self.exchange_all([x], [state], Peers.of([peer])))[0]
 
     def batches(self, like: Tensor) -> bool:
-        """True for float32, since the host is asked once for all tensors. A subclass may have an exchange of its own, too."""
+        """True for float32, of any shape, since the host is asked once for all tensors. A subclass may have an exchange of its
+        own, too.
+        """
         return type(self).exchange is GradiVeQ.exchange and like.dtype is torch.float32
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[GradiVeQState | None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[GradiVeQState | None]]]:
-        """All tensors, with one question to the host, and then what is to be learnt of them."""
+        """All tensors, of any shapes, with one question to the host, and then what is to be learnt of them."""
         if not xs:
             return []
         sides: list[Sides | None] = [None] * len(xs)

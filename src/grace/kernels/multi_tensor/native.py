@@ -29,7 +29,7 @@ def finite_many(flags: Tensor, many: TensorList) -> Any:
 
 
 def round_many(message: Tensor, many: TensorList, rounded: TensorList, weight: float) -> Any:
-    """Copies only: of what need not be rounded."""
+    """Copies ``[1, n_t]`` float32, which is not rounded."""
     if weight != 1.0 or not (_takes(many) and _takes(rounded)):
         return NotImplemented
     copies = many.once("copies", lambda: Sums(many.sizes, memory=False))

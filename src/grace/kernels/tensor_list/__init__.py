@@ -252,7 +252,11 @@ class TensorList:
         )
 
     def pairs(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
-        """As :meth:`tiles`, where ``count`` says how many programs each tensor has."""
+        """As :meth:`tiles`, where ``count`` says how many programs each tensor has.
+
+        Raises:
+            NoTable: it would have to be copied to the device, and work is captured.
+        """
         if capturing() and key not in self._made:
             raise NoTable
         return self.once(key, lambda: to_device(pair_programs(host_int64(count())), self.device))

@@ -86,7 +86,7 @@ class FactorBucket(LowRankBucket):
         if len(sent) == len(sizes):
             put_answer((yield AllReduce(message, "mean", donate=True, parts=plan.own_parts)), message)
         elif sent:
-            pieces = only(message.split_with_sizes(sizes), sent)
+            pieces = list(only(message.split_with_sizes(sizes), sent))
             parts = Parts(tuple(only(plan.at, sent)), tuple(only(sizes, sent)))
             message = torch.cat(pieces)
             put_answer((yield AllReduce(message, "mean", donate=True, parts=parts)), message)

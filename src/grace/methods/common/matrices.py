@@ -89,7 +89,9 @@ class Factored(LowRank[S]):
     """A method of matrices whose factors the network sums: those of a bucket go together. A tensor is a bucket of one."""
 
     def batches(self, like: Tensor) -> bool:
-        """True but for what goes uncompressed in its own dtype. A subclass may have an exchange of its own, too."""
+        """True for tensors of any shape, but for what goes uncompressed in its own dtype. A subclass may have an exchange of
+        its own, too.
+        """
         return type(self).exchange is Factored.exchange and (like.dtype is torch.float32 or self._compresses(like))
 
     def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:

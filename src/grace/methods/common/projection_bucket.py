@@ -49,8 +49,8 @@ class Remainders:
         self._sent, self._received, self._means = (TensorList(tails, (), (), device) for _ in range(3))
 
     def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        """From now on these are the tensors, rooms for their means, and their parts of the message, all flat, unless these are
-        where they were.
+        """From now on these are the tensors, rooms for their means, and their parts of the message, ``[n]`` each, unless these
+        are where they were.
         """
         self._sent.point([xs[t][end:] for t, end, _ in self._at])
         self._means.point([means[t][end:] for t, end, _ in self._at])

@@ -19,12 +19,12 @@ from grace.kernels.low_rank import native as declared  # noqa: F401 - says what 
 from grace.kernels.low_rank.grouped import Factors
 from grace.kernels.tensor_list import TensorList
 
-_ALL = _M, _, _R = range(3)  # sides of a matrix
+_M, _R, _ALL = 0, 2, (0, 1, 2)  # sides of a matrix
 _HALF = torch.finfo(torch.float32).max / 2
 
 
 def unit_rows_many(rights: Tensor, states: TensorList, factors: Factors) -> None:
-    """Those of one length together."""
+    """One pass for all of one length: states ``[l, r]``."""
     if len(states) == 1:
         ((_, l, r),), x = factors.sides, states.xs[0]
         rights.view(r, l).copy_(low_rank.unit_rows(x.view(l, r).mT.contiguous()))
@@ -39,7 +39,7 @@ def unit_rows_many(rights: Tensor, states: TensorList, factors: Factors) -> None
 
 
 def _of_one_length(factors: Factors) -> list[tuple[list[int], list[int], int]]:
-    """Of each l the matrices that have it, and their ranks."""
+    """The matrices of each length l, and their ranks."""
     lengths = sorted({l for _, l, _ in factors.sides})
     alike = [([t for t, of in enumerate(factors.sides) if of[1] == l], l) for l in lengths]
     return [(those, [factors.sides[t][2] for t in those], l) for those, l in alike]
@@ -61,7 +61,9 @@ def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> Any
 
 
 def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorList, poison: bool) -> Any:
-    """Certainly all of them, as a rule: then nobody looks at each. The numbers of a basis are at most 1, but for rounding."""
+    """True for all, as a rule, by the largest number of the right factors ``[s]``: those of a basis are at most 1, but for
+    rounding. Else each is looked at.
+    """
     if not on_host(rights.device):
         return NotImplemented
     most = torch.linalg.vector_norm(rights, math.inf).item()
@@ -81,14 +83,12 @@ def succeed_many(flags: Tensor, states: TensorList, factors: Factors, rights: Te
     if not on_host(flags.device):
         return NotImplemented
     assert states.rests is not None
-    news, olds = [], []
+    rooms, values = [], []
     for t, (fine, (_, l, r)) in enumerate(zip(flags.tolist(), factors.sides, strict=True)):
-        room = states.rests[t].view(l, r)
-        if fine:
-            news.append((room, rights[factors.rights[t] : factors.rights[t] + r * l].view(r, l).mT))
-        else:
-            olds.append((room, states.xs[t].view(l, r)))
-    torch._foreach_copy_(*map(list, zip(*news, *olds, strict=True)))
+        begin = factors.rights[t]
+        rooms.append(states.rests[t].view(l, r))
+        values.append(rights[begin : begin + r * l].view(r, l).mT if fine else states.xs[t].view(l, r))
+    torch._foreach_copy_(rooms, values)
     return None
 
 

@@ -74,7 +74,7 @@ def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, matrices: TensorLi
 
 
 def _left_over(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """What is left of a matrix ``[1, m l]`` without the product of these factors, ``[m, l]``."""
+    """The matrix ``[1, m l]`` without the product of these factors, ``[m, l]``."""
     left_over = x.view(left.shape[1], right.shape[1]).clone()
     low_rank.add_low_rank_(left_over, left, right, -1.0)
     return left_over
