@@ -170,6 +170,8 @@ class TensorList:
                 known = not capturing()
                 if known:
                     self._there = self._make_table(parts, gap)
+        elif parts != self.addresses:
+            known = not capturing()
         self.addresses, self.gap = parts, gap
         if xs:
             self.dtype = xs[0].dtype

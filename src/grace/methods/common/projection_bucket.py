@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.compute.host import host_int64, to_device
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
@@ -117,15 +116,15 @@ class Kind:
         return self.spans.once("roots", self._make_roots)
 
     def _make_roots(self) -> tuple[Tensor, Tensor]:
-        counts = host_int64([s * r for s, _, r in self.spans.sides])
-        roots = [math.sqrt(s) for s, _, _ in self.spans.sides]
-        up, down = (
-            to_device(
-                torch.tensor(scales, dtype=torch.float32, device="cpu").repeat_interleave(counts), self.spans.device
+        def spread(scales: Sequence[float]) -> Tensor:
+            device = self.spans.device
+            each = zip(self.spans.sides, scales, strict=True)
+            return torch.cat(
+                [torch.full((s * r,), scale, dtype=torch.float32, device=device) for (s, _, r), scale in each]
             )
-            for scales in (roots, [1 / root for root in roots])
-        )
-        return up, down
+
+        roots = [math.sqrt(s) for s, _, _ in self.spans.sides]
+        return spread(roots), spread([1 / root for root in roots])
 
     def point(
         self, xs: Sequence[Tensor], means: Sequence[Tensor], parts: Sequence[Tensor], olds: Sequence[Tensor]

@@ -24,7 +24,7 @@ _HALF = torch.finfo(torch.float32).max / 2
 
 
 def unit_rows_many(rights: Tensor, states: TensorList, factors: Factors) -> None:
-    """One pass for all of one length: states ``[l, r]``."""
+    """Makes one pass for all states ``[l, r]`` of one length."""
     if len(states) == 1:
         ((_, l, r),), x = factors.sides, states.xs[0]
         rights.view(r, l).copy_(low_rank.unit_rows(x.view(l, r).mT.contiguous()))
