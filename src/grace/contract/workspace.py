@@ -128,18 +128,23 @@ class Workspace:
 
 def take_rooms(
     workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
-    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
+) -> tuple[Tensor, ...]:
+    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes: the same where they were before."""
     return take_flat(workspace, sizes, device, dtype)[1]
 
 
 def take_flat(
     workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """(all of them with what lies between them ``[N]``, the rooms of :func:`take_rooms`)"""
     padded = padded_sizes(sizes, dtype)
     flat = workspace.take(sum(padded), dtype, device)
-    return flat, [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
+    key = (take_flat, flat.data_ptr(), tuple(sizes))
+    known: tuple[Tensor, tuple[Tensor, ...]] | None = workspace.kept.get(key)
+    if known is None or known[0] is not flat:
+        rooms = zip(flat.split_with_sizes(padded), sizes, strict=True)
+        known = workspace.kept[key] = flat, tuple([room[None, :n] for room, n in rooms])
+    return known
 
 
 def padded_sizes(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[int]:
