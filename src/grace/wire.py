@@ -184,7 +184,11 @@ def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) ->
     """Writes the headers of the T sealed wires that ``row [s]`` uint8 holds, or each of several: those of tensors that are
     ``finite [T]`` bool or not; ``words [T]``: where they are, in int32.
     """
-    numbers, headers = row.view(torch.int32), torch.empty_like(finite, dtype=torch.int32)
+    numbers = row.view(torch.int32)
+    if on_host(finite.device) and bool(finite.all()):
+        numbers.index_fill_(-1, words, header_of(True, step))
+        return
+    headers = torch.empty_like(finite, dtype=torch.int32)
     torch.bitwise_xor(finite, header_of(False, step), out=headers)  # the status is the lowest bit
     numbers.index_copy_(-1, words, headers if numbers.ndim == 1 else headers.expand(*numbers.shape[:-1], -1))
 

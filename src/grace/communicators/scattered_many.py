@@ -10,7 +10,7 @@ Letters: T tensors, the i-th of n_i numbers, of which each of W ranks averages a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,10 +28,11 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.multi_tensor import fetch_many, finite_many, pad_many
-from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list import Rooms, TensorList
 from grace.random import Stream
 
 _TURNS = 2  # whose parts are kept: those of a memory and its successor
+_NONE = Rooms()
 
 
 class ScatterTables:
@@ -68,8 +69,8 @@ class ScatterTables:
         self.first = RowTables(widths, self.chunk_sizes, streams[0], streams[1], device, world)
         self.last = TensorList(self.chunk_sizes, self.first.places, streams[1], device, world)
         self.own = TensorList(self.chunk_sizes, (), (), device)
-        self.parts: tuple[Tensor, ...] = ()
-        self._parts: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        self.parts = Rooms()
+        self._parts: dict[int, tuple[Sequence[Tensor], Rooms, list[int], Rooms]] = {}
         starts = [rank * c for c in self.chunk_sizes]
         self.debts = ServerDebts(self.chunk_sizes, starts, world, device) if serves else None
         self.whole = TensorList(sizes, (), (), device)
@@ -95,7 +96,7 @@ class ScatterTables:
     ) -> bool:
         """From now on these are the tensors, of any shapes, and their states; see :meth:`TensorList.point`."""
         odd, device = self.odd_places, self.whole.device
-        entry = take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype) if odd else ()
+        entry = take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype) if odd else _NONE
         rows = self._padded(xs, entry)
         means = rows if self.means is None else take_rooms(workspace, self.padded_sizes, device)
         chunks = take_rooms(workspace, self.chunk_sizes, device)
@@ -103,7 +104,7 @@ class ScatterTables:
         added = left = spare = padded = None
         work: Sequence[Tensor] = means
         if memories is not None and rests is not None:
-            spare, room = (take_rooms(workspace, self.odd_rooms.sizes, device) if odd else () for _ in range(2))
+            spare, room = (take_rooms(workspace, self.odd_rooms.sizes, device) if odd else _NONE for _ in range(2))
             added, left = self._padded(memories, spare), self._padded(rests, room)
             padded, self.parts = [memories[t] for t in odd], self._parts_of(rests, room)
             fetched += [(rests[t], left[t]) for t in odd]
@@ -126,19 +127,22 @@ class ScatterTables:
             and (self.debts is None or self.debts.point(chunks, states, lent))
         )
 
-    def _parts_of(self, rests: Sequence[Tensor], rooms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Chunks ``[1, c]`` of this rank of the rests, of any shapes, or of the rooms of those that are padded."""
-        known = self._parts.get(id(rests)) if type(rests) is tuple else None
-        if known is not None and known[0] is rests and known[1] is rooms:
-            return known[2]
-        parts = tuple([rest.view(self.world, 1, -1)[self.rank] for rest in self._padded(rests, rooms)])
-        if type(rests) is tuple:  # those of memories that take turns
+    def _parts_of(self, rests: Sequence[Tensor], rooms: Rooms) -> Rooms:
+        """Chunks ``[1, c]`` of this rank of the rests, of any shapes, or of the rooms of those that are padded: the same for
+        rests that take turns and have stayed where they were.
+        """
+        there = [rest.data_ptr() for rest in rests]
+        known = self._parts.get(id(rests))
+        if known is not None and known[0] is rests and known[1] is rooms and known[2] == there:
+            return known[3]
+        parts = Rooms([rest.view(self.world, 1, -1)[self.rank] for rest in self._padded(rests, rooms)])
+        if type(rests) is tuple:  # they take turns
             if len(self._parts) == _TURNS:
                 self._parts.clear()
-            self._parts[id(rests)] = rests, rooms, parts
+            self._parts[id(rests)] = rests, rooms, there, parts
         return parts
 
-    def _padded(self, tensors: Sequence[Tensor], rooms: Sequence[Tensor]) -> list[Tensor]:
+    def _padded(self, tensors: Sequence[Tensor], rooms: Rooms) -> list[Tensor]:
         """The tensors, and rooms instead of those that are padded."""
         out = list(tensors)
         for t, room in zip(self.odd_places, rooms, strict=True):
@@ -188,7 +192,7 @@ def prepare_scattered(
     if not bucket.tables.point(xs, peers.memories, peers.rests, workspace, states, like.lent):
         return None
     workspace.kept[key] = bucket
-    return replace(bucket, streams=(stream(hops[0], first, 0), stream(hops[1], first, 1)))
+    return ScatterBucket(hops, (stream(hops[0], first, 0), stream(hops[1], first, 1)), bucket.tables, workspace)
 
 
 def exchange_scattered(bucket: ScatterBucket, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:

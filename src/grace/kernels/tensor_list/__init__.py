@@ -27,7 +27,7 @@ from grace.flags.capturing import capturing
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["TensorList", "agree_many", "poison_many", "settle_many"]
+__all__ = ["Rooms", "TensorList", "agree_many", "poison_many", "settle_many"]
 
 R = TypeVar("R")
 # Tables that are kept, of 64 bytes a row: gradients may move, and memories wander. Of N buckets of equal shapes each has N + 1
@@ -36,6 +36,12 @@ SIDES = 512
 ALL_TOLD = "all told"  # the key of what agree_many says where all is as it should be
 _LAUNCHES = 64  # whose marks are made at once
 _EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
+
+
+class Rooms(tuple[Tensor, ...]):
+    """Tensors of any shapes that stay where they are: whoever knows these rooms need not look where they are."""
+
+    __slots__ = ()
 
 
 class TensorList:
@@ -320,9 +326,9 @@ class _Table(NamedTuple):
 
 
 def _are_the_same(given: Sequence[Sequence[Tensor] | None], known: Sequence[Sequence[Tensor] | None]) -> bool:
-    """True if these tuples of tensors are known ones, and nothing else is among them."""
+    """True if these are the rooms that are known, and nothing else is among them."""
     for new, old in zip(given, known, strict=False):
-        if new is not old or not (new is None or type(new) is tuple):
+        if new is not old or not (new is None or type(new) is Rooms):
             return False
     return len(known) > 0
 
