@@ -27,6 +27,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
+from grace.flags.finite import on_host
 from grace.kernels.multi_tensor import fetch_many, finite_many, pad_many
 from grace.kernels.tensor_list import Rooms, TensorList
 from grace.random import Stream
@@ -104,7 +105,9 @@ class ScatterTables:
         added = left = spare = padded = None
         work: Sequence[Tensor] = means
         if memories is not None and rests is not None:
-            spare, room = (take_rooms(workspace, self.odd_rooms.sizes, device) if odd else _NONE for _ in range(2))
+            spare = room = take_rooms(workspace, self.odd_rooms.sizes, device) if odd else _NONE
+            if odd and (self.works[0] or on_host(device)):  # native kernels may read a memory after its rest is written
+                room = take_rooms(workspace, self.odd_rooms.sizes, device)
             added, left = self._padded(memories, spare), self._padded(rests, room)
             padded, self.parts = [memories[t] for t in odd], self._parts_of(rests, room)
             fetched += [(rests[t], left[t]) for t in odd]
