@@ -1,4 +1,4 @@
-"""The bindings of native kernels for several tensors."""
+"""Operations on several tensors on the host, where one call does for all, and flags are read at no cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
+from grace.flags.finite import on_host
 from grace.kernels.call_table import ROWS, THREADS, CallTable, possible
 from grace.kernels.finite import native as declared  # noqa: F401 - says what the kernel takes
 from grace.kernels.tensor_list import TensorList
@@ -21,3 +22,23 @@ def finite_many(flags: Tensor, many: TensorList) -> Any:
     table.put(ROWS, many.addresses[0])
     done = table.run()
     return flags if bool(done.all()) else flags & (done != 0)
+
+
+def round_many(message: Tensor, many: TensorList, rounded: TensorList, weight: float) -> Any:
+    if not on_host(many.device):
+        return NotImplemented
+    products = torch._foreach_mul(list(many.xs), weight)
+    torch._foreach_copy_(list(rounded.xs), products)
+    if bool(message.isfinite().all()):
+        return many.all_set
+    return torch.stack([product.isfinite().all() for product in products])
+
+
+def widen_many(message: Tensor, rounded: TensorList, many: TensorList) -> Any:
+    if not on_host(many.device):
+        return NotImplemented
+    message.add_(0.0)
+    torch._foreach_copy_(list(many.xs), list(rounded.xs))
+    if bool(message.isfinite().all()):
+        return many.all_set
+    return torch.stack([x.isfinite().all() for x in many.xs])
