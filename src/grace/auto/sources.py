@@ -144,9 +144,7 @@ class OnHost:
             driver.left_out.update((name, why) for name in driver.methods if keeps_memory(name))
             driver.methods = [name for name in driver.methods if not keeps_memory(name)]
         driver.methods = [name for name in driver.methods if name in driver.known.rates]
-        if driver.speaks:
-            for text in stragglers(driver.known.codecs):
-                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
+        self._name_stragglers(driver.known.codecs)
         # until errors are known, only what needs none
         careful = driver.methods if driver.settings.error is None else driver.methods[:2]
         problem = problem_of(driver.buckets, None, driver.known, careful, fuses=site.holds, factors=driver.factors)
@@ -160,10 +158,13 @@ class OnHost:
         driver = self._driver
         driver.model = model_of(rows)
         driver.holding += int(1e9 * driver.model.exposed) * steps
-        if driver.speaks:
-            for text in stragglers([driver.model.computing]):
-                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
+        self._name_stragglers([driver.model.computing])
         return True
+
+    def _name_stragglers(self, told: Sequence[Told]) -> None:
+        if self._driver.speaks:
+            for text in stragglers(told):
+                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
 
     # ---- what is proposed -------------------------------------------------------------------------------------------
     def problem(self) -> Problem:
