@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser, workers: int) -> None:
     """The options that all these benchmarks share; ``workers``: the default."""
     parser.add_argument("--task", default="vgg16_cifar")
     parser.add_argument("--data", default="synthetic", help="synthetic, or embedded")
-    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--workers", type=int, choices=range(1, 65), metavar="W", default=workers)
     parser.add_argument("--batch", type=int, default=2, help="samples of a worker and step")
 
 

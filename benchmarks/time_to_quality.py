@@ -33,6 +33,8 @@ import torch.distributed as dist
 from benchmarks import contenders
 from benchmarks.by_hand import alike, chosen, chosen_methods, settle, take_turn
 from benchmarks.contenders import Attached, Contender
+from grace.errors import GraceError
+from grace.predict.links import link as find_link
 from grace.registry import method, spell
 from grace_bench.runs.baselines import POWERSGD_RANK, TorchDDP
 from grace_bench.survey.archive import read_archive
@@ -215,7 +217,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if "RANK" in os.environ:
         work(options)
-    steps, places = find_places(read_archive(Path(options.archive)), options.task)  # before anything is measured
+    try:  # before anything is measured
+        steps, places = find_places(read_archive(Path(options.archive)), options.task)
+        find_link(options.link)
+        for name in filter(None, options.methods.split(";")):
+            method(name)
+    except (GraceError, OSError) as error:
+        parser.error(str(error))
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     around = contenders.Surroundings()
     contenders.start("benchmarks.time_to_quality", options.link, options.workers)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 SCRIPT, TABLE = ROOT / "benchmarks/gpu_quarter.sh", ROOT / "benchmarks/gpu_quarter.stages"
 STAGES = """
@@ -130,7 +132,7 @@ def test_a_signal_ends_it_and_the_running_stage(tmp_path: Path, sent: signal.Sig
         assert run.poll() is None
         time.sleep(0.05)
     run.send_signal(sent)
-    printed, _ = run.communicate(timeout=30)
+    printed, _ = run.communicate(timeout=PATIENCE)
     assert run.returncode == status
     assert states_of(printed.splitlines()) == {"long": "stopped", "all": "not passed"}
     with pytest.raises(ProcessLookupError):

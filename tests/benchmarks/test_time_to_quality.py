@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.time_to_quality import Reached, find_places, judge, largest, table
+from benchmarks.time_to_quality import Reached, find_places, judge, largest, main, table
 from grace_bench.survey.evidence import quality_of
 from grace_bench.survey.frontier import Multiple, Place
 
@@ -61,3 +62,22 @@ def test_a_plan_counts_the_largest_multiple_of_its_methods() -> None:
 def test_an_archive_without_the_task_is_told() -> None:
     with pytest.raises(SystemExit, match="no runs of bf16 on 'gpt_tiny'; make some: grace survey run"):
         find_places([], "gpt_tiny")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--archive", "nowhere.parquet"], "nowhere.parquet"),
+        (["--methods", "qsgd;topkk"], "did you mean 'topk'"),
+        (["--link", "3parsec"], "unknown link '3parsec'"),
+        (["--workers", "0"], "--workers: invalid choice: 0"),
+    ],
+)
+def test_bad_options_are_told_before_anything_is_measured(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

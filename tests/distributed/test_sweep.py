@@ -123,6 +123,7 @@ def hear_of_ctrl_c():
 def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(folder, ending):
     arguments = ["--tasks", f"{BLOBS},owntask:Slow", "--methods", "none", "--baselines", "", "--steps", "60"]
     linked = ["--link", "1gbit"] if REFUSED is None else []
+    first = folder / "out" / "runs"
     process = subprocess.Popen(
         grace_command("bench", "train", *arguments, *linked, *SHORT, "--out", "out"), cwd=folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
@@ -130,7 +131,8 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
     )  # fmt: skip
     try:
         deadline = time.monotonic() + PATIENCE
-        while len(pids := [int(p.suffix[1:]) for p in folder.glob("worker.*")]) < 2:
+        # workers go on to the second run by themselves: the command may not have written the first yet
+        while len(pids := [int(p.suffix[1:]) for p in folder.glob("worker.*")]) < 2 or not any(first.glob("*.json")):
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -152,7 +154,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
         while spaces & namespaces():
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    assert [path.name.split("-")[0] for path in (folder / "out" / "runs").iterdir()] == ["blobs_Blobs"]
+    assert [path.name.split("-")[0] for path in first.iterdir()] == ["blobs_Blobs"]
 
 
 def namespaces():

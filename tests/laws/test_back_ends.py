@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compute import backends, native
+from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.method import Method
@@ -22,8 +22,9 @@ from grace.memories.base import Memory
 from grace.random import Stream
 from tests.laws.bucket_runs import in_bytes
 from tests.laws.cases import CASES
+from tests.unit.kernels.native_checks import needs_native
 
-pytestmark = pytest.mark.skipif(not native.isas(), reason="the native kernels were not built")
+pytestmark = needs_native
 
 SIZES, STEP, WORLD = (1, 2, 40, 41, 257, 7), 3, 3
 
@@ -136,8 +137,9 @@ def test_back_ends_agree_on_several_rows(compressor: Compressor) -> None:
 # ---- mutants --------------------------------------------------------------------------------------------------------
 def _first_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = calling_many.keys_of
-    mutated = lambda many, step: lambda t: keys(many, step)(0)  # noqa: E731
-    monkeypatch.setattr("grace.kernels.stochastic_levels.native.keys_of", mutated)
+    monkeypatch.setattr(
+        "grace.kernels.stochastic_levels.native.keys_of", lambda many, step: lambda t: keys(many, step)(0)
+    )
 
 
 def _step_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from grace.communicators import scattered
 from grace.communicators.bound_rows import RowPlan
 from grace.communicators.scattered import ScatterPlan
 from grace.communicators.server_debts import HostDebts
-from grace.compute import native
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError
@@ -27,6 +26,7 @@ from grace.methods.common.projection_bucket import ProjectionBucket, ProjectionP
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
+from tests.unit.kernels.native_checks import needs_native
 
 # ---- of low rank ------------------------------------------------------------------------------------------------------
 LOW_RANK = Policy([("layer[15]", "none"), ("*", "powersgd:rank=2,min_rate=0.1")])
@@ -78,7 +78,7 @@ LOW_RANK_MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("mutant", LOW_RANK_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_low_rank_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -119,7 +119,7 @@ def factors_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProjectionPlan, "__init__", init)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize(
     "mutant",
     [what_was_sent_is_kept, factors_of_the_next_matrix, factors_as_they_lie],
@@ -133,7 +133,7 @@ def test_each_mutant_of_alternating_factors_is_caught(
         assert_same(ALTERNATING, 3, MATRICES)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize(("policy", "bucket"), [(LOW_RANK, LowRankBucket), (ALTERNATING, ProjectionBucket)])
 def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, bucket: type):
     assert_same(policy, 3, MATRICES, plans=SOME)
@@ -145,7 +145,7 @@ def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, bucket:
     assert any(isinstance(key, tuple) and key[0] is bucket for key in run.workers[0].workspace.kept)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("method", ["powersgd", "acpsgd"])
 def test_products_that_overflow(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
@@ -219,7 +219,7 @@ HOP_MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("mutant", HOP_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_two_hops_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -229,7 +229,7 @@ def test_each_mutant_of_two_hops_is_caught(
         assert_same(TWO_HOPS, 3, UNEVEN)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("method", ["qsgd:bits=4,bucket=32", "drive:block=16,rotation=shared"])
 def test_two_hops_of_uneven_tensors_go_as_one(method: str, memory: str):
@@ -287,7 +287,7 @@ SERVER_MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("mutant", SERVER_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_of_server_memories_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -297,7 +297,7 @@ def test_each_mutant_of_server_memories_is_caught(
         assert_same(ONE_BIT, 3, UNEVEN)
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("method", ["efsignsgd:block=32", "qsgd:bits=4,bucket=32", "drive:block=16,rotation=shared"])
 def test_server_memories_go_as_one(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
@@ -311,7 +311,7 @@ def test_server_memories_go_as_one(method: str, memory: str, monkeypatch: pytest
     assert plan.bound
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_first_step_that_is_not_finite_leaves_no_server_behind(bad: int, monkeypatch: pytest.MonkeyPatch):
     """Servers have no states after it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from grace.compute import native
 from tests.laws.cases import CASES
 from tests.laws.under_defaults import Bits, bits_under
+from tests.unit.kernels.native_checks import needs_native
 
 FIRST = list({spec.partition(":")[0]: spec for spec in reversed(CASES)}.values())  # one of each method
 # Those whose memory once broke or whose means once changed.
@@ -56,7 +56,7 @@ def test_every_case_under_other_defaults(default: str) -> None:
     assert find_differences(default, list(CASES)) == ""
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize(
     ("defect", "default", "spec", "why"),
     [

@@ -10,10 +10,10 @@ import pytest
 import grace
 from grace.communicators.bound_rows import RowPlan
 from grace.communicators.bucket import BucketPlan
-from grace.compute import native
 from grace.errors import GraceError
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import ALL, SOME, RowRun, Shapes, assert_same
+from tests.unit.kernels.native_checks import needs_native
 
 W = 3
 ROWS: Shapes = ((W, 5), (W, 41), (W, 1), (W, 64))
@@ -35,7 +35,7 @@ def test_rows_have_the_bytes_of_single_tensors(spec: str) -> None:
 BOUND = "qsgd:bits=4,bucket=32,memory=residual"
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize("spec", ["efsignsgd:block=32", BOUND, "signsgd", "drive:block=16,rotation=shared"])
 def test_rows_go_by_one_call(spec: str) -> None:
     run = RowRun(Policy([("*", spec)]), W, ROWS, ALL)
@@ -63,7 +63,7 @@ def padding_is_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BucketPlan, "clear_padding", lambda self, messages: messages.fill_(7))
 
 
-@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@needs_native
 @pytest.mark.parametrize(
     "mutant", [averages_of_what_is_not_finite, sums_for_averages, padding_is_anything], ids=lambda m: m.__name__
 )

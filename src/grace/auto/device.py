@@ -147,7 +147,7 @@ class OnDevice(OnHost):
         buckets, known = driver.buckets, driver.known
         issues = [known.issue(buckets.methods_of(j, j + 1, EXACT[0])) for j in range(len(buckets.names))]
         driver.model = model_of(rows, issues)
-        self._warn([driver.model.computing])
+        self._name_stragglers([driver.model.computing])
         return True
 
     def propose(self, loaded: Plan | None) -> tuple[list[Plan], int, list[int]]:

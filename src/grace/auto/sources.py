@@ -68,7 +68,7 @@ class OnHost:
             driver.left_out.update((name, why) for name in driver.methods if keeps_memory(name))
             driver.methods = [name for name in driver.methods if not keeps_memory(name)]
         driver.methods = [name for name in driver.methods if name in driver.known.rates]
-        self._warn(driver.known.codecs)
+        self._name_stragglers(driver.known.codecs)
         return self._first()
 
     def _where(self) -> dict[str, Any]:
@@ -94,11 +94,10 @@ class OnHost:
         driver = self._driver
         driver.model = model_of(rows)
         driver.holding += int(1e9 * driver.model.exposed) * steps
-        self._warn([driver.model.computing])
+        self._name_stragglers([driver.model.computing])
         return True
 
-    def _warn(self, told: Sequence[Told]) -> None:
-        """Names slow ranks."""
+    def _name_stragglers(self, told: Sequence[Told]) -> None:
         if self._driver.speaks:
             for text in stragglers(told):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())

@@ -13,11 +13,13 @@ from typing import Any, TypeAlias, cast
 from torch import Tensor
 
 from grace.contract.compressor import Compressor
-from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, WIRE, Blank, BlankStream, Call, Keys, Table, possible
+from grace.kernels.call_table import MEMORY, REST, ROWS, STRIDE, WIRE, CallTable, possible
+from grace.kernels.noting import Blank, BlankStream, Call, Key
 from grace.random import Stream
 from grace.wire import Gathered
 
 Streams: TypeAlias = Callable[[int], Stream]  # of each tensor
+Keys: TypeAlias = Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]  # the words of a tensor's stream, forked so
 _TABLES = 4  # that an encoder keeps, for calls that depend on the step
 
 
@@ -51,8 +53,8 @@ class BoundEncoder:
         self._compressor, self._memory, self._rank = compressor, memory, rank
         self._sizes, self._widths = sizes, dict(zip(sizes, widths, strict=True))
         self._keys = _keys(streams)
-        self._tables: dict[tuple[Any, ...], Table] = {}
-        self._only: Table | None = None  # the table of all steps
+        self._tables: dict[tuple[Any, ...], CallTable] = {}
+        self._only: CallTable | None = None  # the table of all steps
         self.bound = possible()
 
     def ready(self, step: int) -> bool:
@@ -74,10 +76,10 @@ class BoundEncoder:
         if self._memory:
             table.put(MEMORY, memories)
             table.put(REST, rests)
-        out = table.run(step)
+        out = table.run(step).tolist()
         return None if min(out) < 0 else [done == 1 for done in out]  # no memory: it will be said for the tensor
 
-    def _table(self, step: int) -> Table | None:
+    def _table(self, step: int) -> CallTable | None:
         if self._only is not None:
             return self._only
         calls, asked = {}, False
@@ -118,7 +120,7 @@ class BoundEncoder:
 
 def bind_decoder(
     compressor: Compressor, sizes: Sequence[int], received: Sequence[Gathered], scale: float, streams: Streams
-) -> Table | None:
+) -> CallTable | None:
     """The calls that set rows ``[1, n]`` to scale times the sum of the wires received; each returns 0, or why it refused.
     None: the compressor is to be asked for each tensor.
     """
@@ -137,10 +139,17 @@ def bind_decoder(
     return make_table(calls, _keys(streams))
 
 
-def make_table(calls: Sequence[Call], keys: Keys) -> Table | None:
+def make_table(calls: Sequence[Call], keys: Keys) -> CallTable | None:
     """The calls as one; None if they are of different kinds."""
+    kernel = calls[0].kernel
+    if any(call.kernel is not kernel for call in calls):
+        return None
+    rows = [
+        tuple([keys(i, word.forks)[word.half] if isinstance(word, Key) else word for word in call.arguments])
+        for i, call in enumerate(calls)
+    ]
     try:
-        return Table(calls, keys)
+        return CallTable(kernel, rows)
     except TypeError:
         return None
 

@@ -23,7 +23,7 @@ from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
-from grace.kernels.noting import ROWS, Table, possible
+from grace.kernels.call_table import ROWS, CallTable, possible
 from grace.random import Stream
 from grace.wire import Gathered
 
@@ -52,7 +52,7 @@ class RowPlan:
         self._encoder = BoundEncoder(compressor, self.chunks, known, keep, streams, rank, rows=like.world)
         self._compressor, self._peers = compressor, peers
         self._scale = 1.0 if compressor.aggregation == "majority" else 1 / like.world
-        self._decoder: tuple[tuple[int, ...], list[Gathered], Table | None] = ((), [], None)
+        self._decoder: tuple[tuple[int, ...], list[Gathered], CallTable | None] = ((), [], None)
 
     def bind(self, room: Tensor, step: int) -> bool:
         """True if everything that follows is known: the encoder at this step, and the decoder of wires in room ``[W, s]``."""
@@ -96,7 +96,7 @@ class RowPlan:
         if all(finite):
             first = flat.data_ptr()
             calls.put(ROWS, [first + 4 * begin for begin in self.parts[:-1]])
-            if not any(calls.run(peers.like.step)):
+            if not any(calls.run(peers.like.step).tolist()):
                 return
         for i, (gathered, fine) in enumerate(zip(theirs, finite, strict=True)):
             row = flat[self.parts[i] : self.parts[i + 1]][None]

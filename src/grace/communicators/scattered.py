@@ -20,13 +20,13 @@ from grace.collectives import AllGather, Exchange
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bound_rows import RowPlan, begins_of
 from grace.communicators.server_debts import HostDebts
-from grace.compute import backends, native
+from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
-from grace.kernels.finite.many import Sums
-from grace.kernels.noting import ROWS, THREADS, Call, Table, possible
+from grace.kernels.call_table import ROWS, CallTable, possible
+from grace.kernels.finite.many import Finiteness, Sums
 from grace.random import Stream
 from grace.wire import Gathered
 
@@ -58,9 +58,9 @@ class ScatterPlan:
         self._second, self._peers = second, peers
         odd = [sizes[i] for i in self.odd]
         self.pad, self.copy = Sums(odd, memory=keep), Sums(odd, memory=False)
-        self.finite = Table([Call(native.c.finite, (ROWS, c, THREADS), 0) for c in self.chunks])
+        self.finite = Finiteness(self.chunks)
         self.places = begins_of([W * c for c in self.chunks])  # of padded tensors, in numbers
-        self._decoder: tuple[tuple[int, ...], list[Gathered], Table | None] = ((), [], None)
+        self._decoder: tuple[tuple[int, ...], list[Gathered], CallTable | None] = ((), [], None)
 
     @property
     def bound(self) -> bool:
@@ -84,8 +84,8 @@ class ScatterPlan:
 
     def find_finite(self, chunks: Sequence[Tensor], finite: Sequence[bool]) -> list[bool]:
         """True for each of the chunks, ``[c]``, that is finite throughout, and was ``finite`` before."""
-        self.finite.put(ROWS, [chunk.data_ptr() for chunk in chunks])
-        return [bool(fine) and was for fine, was in zip(self.finite.run(0), finite, strict=True)]
+        fine = self.finite.run([chunk.data_ptr() for chunk in chunks])
+        return [now and was for now, was in zip(fine, finite, strict=True)]
 
     def decode(self, finite: Sequence[bool], means: list[Tensor], peers: Peers) -> None:
         """Sets means, ``[W c]`` each, to what the ranks say of their chunks; others are left as they are."""
@@ -96,7 +96,7 @@ class ScatterPlan:
             steps = [4 * c for c in self.chunks]
             firsts = [mean.data_ptr() for mean in means]
             calls.put(ROWS, [at + w * by for at, by in zip(firsts, steps, strict=True) for w in range(W)])
-            if not any(calls.run(peers.like.step)):
+            if not any(calls.run(peers.like.step).tolist()):
                 return
         for i, (mean, fine) in enumerate(zip(means, finite, strict=True)):
             for w, row in enumerate(mean.view(W, 1, -1) if fine else ()):

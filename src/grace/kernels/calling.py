@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
+from grace.kernels.call_table import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE
 from grace.kernels.check import numbers, pointers, wire_rows
-from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE, Blank, Call
+from grace.kernels.noting import Blank, Call
 from grace.wire import Gathered
 
 _UINT8, _CPU = torch.uint8, torch.device("cpu")  # globals are found faster than attributes of torch

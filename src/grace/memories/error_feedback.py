@@ -21,9 +21,9 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.errors import CompositionError
 from grace.flags.finite import choose_
+from grace.kernels.call_table import possible
 from grace.kernels.finite import sum_finite
 from grace.kernels.finite.many import Sums
-from grace.kernels.noting import possible
 from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.memories.many import (
     add_many_,

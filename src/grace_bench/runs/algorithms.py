@@ -25,6 +25,7 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 import grace
 from grace import optim
 from grace.adapters.outer.presets import PRESETS, OuterSettings, read_outer
+from grace.auto.settings import wanted
 from grace.contract.knobs import as_call
 from grace.errors import ConfigurationError, nearest, unknown
 from grace.gossip.settings import ALGORITHMS as GOSSIPS
@@ -79,6 +80,8 @@ class OuterAlgorithm(Algorithm):
     def __init__(self, text: str):
         super().__init__(text)
         self.settings, self.method = read_outer(text)  # an error now
+        if isinstance(self.method, str) and wanted(self.method) is None:
+            grace.method(self.method)  # and another
         self.period = self.settings.every
 
     @property
@@ -252,13 +255,6 @@ class TorchLocalAlgorithm(Algorithm):
         self.period = self.settings.every
 
     def connect(self, model: nn.Module, seed: int, lr: float | None, transport: Over = "auto") -> NoExchange:
-        """The model as torch trains it.
-
-        Raises:
-            ConfigurationError: a transport of Grace's; torch has its own process groups.
-        """
-        if transport != "auto":
-            raise ConfigurationError(f"{self.text} runs over torch.distributed alone; legal: grace bench train")
         return TorchLocalRun(model, self.settings.every, self.settings.warmup_steps)
 
 

@@ -93,7 +93,6 @@ class Training:
         self.silent = config.method == NO_COMMUNICATION
         self.algorithm = find_algorithm(config.method)
         self.period = 1 if self.algorithm is None else self.algorithm.period
-        self.before_clipping: Callable[[], None] = lambda: None
 
     def run(self, command: list[str]) -> Result | None:
         """Trains, evaluates, checks; the result on rank 0."""
@@ -114,7 +113,6 @@ class Training:
             warnings.simplefilter("ignore", OptimizerWarning)  # the optimizer gets what the method needs
             trained = self._connect(model)
         optimizer = trained.join(self._make_optimizer(model, changes.momentum))
-        self.before_clipping = trained.average_gradients
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
             self._check_replicas(model)
@@ -143,7 +141,8 @@ class Training:
     # ---- what other toolkits do differently --------------------------------------------------------------------------
     def _measure_compute(self, model: nn.Module, batches: Iterator[Any], momentum: float | None) -> measure.StepTimes:
         """Times the step without communication; ``momentum`` is that of :meth:`_make_optimizer`."""
-        return measure.Compute(model, self.task.optimizer(model), batches, self._step)
+        alone = NoExchange(model)
+        return measure.Compute(model, self.task.optimizer(model), batches, lambda _, *given: self._step(alone, *given))
 
     def _connect(self, model: nn.Module) -> NoExchange:
         """The model under the run's method, or its baseline."""
@@ -184,19 +183,19 @@ class Training:
         return optimizer
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
-    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
+    def _step(self, trained: NoExchange, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
         """Takes a step; returns the loss. It has ended when the device is done."""
         optimizer.zero_grad()
         batch = move(batch, self.placement.device)
-        loss = self.task.loss(model, batch)
+        loss = self.task.loss(trained.model, batch)
         torch.autograd.backward(loss)
-        self._apply(model, optimizer, step)
+        trained.average_gradients()
+        self._apply(trained.model, optimizer, step)
         wait_for(self.placement.device)
         return loss
 
     def _apply(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         """The optimizer's part of a step."""
-        self.before_clipping()
         if self.task.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.task.clip)
         for group in optimizer.param_groups:
@@ -222,7 +221,7 @@ class Training:
                 dist.barrier()
                 before, nic, cpu = trained.count(), read_counters(INTERFACE), 0.0
             start, spent = time.perf_counter(), time.process_time()
-            loss = self._step(model, optimizer, batch, step)
+            loss = self._step(trained, optimizer, batch, step)
             if step + 1 == steps:
                 trained.end()
             now = time.perf_counter()

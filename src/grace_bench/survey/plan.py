@@ -9,12 +9,15 @@ from pathlib import Path
 
 import msgspec
 
+from grace.auto.settings import wanted
 from grace.errors import ConfigurationError
 from grace.registry import from_file, resolve
+from grace_bench.extras import TORCH
+from grace_bench.runs.algorithms import OuterAlgorithm, TorchLocalAlgorithm, find_algorithm
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.plan import check
 from grace_bench.runs.results import by_path
-from grace_bench.survey.row import TRIAL, SurveyRow
+from grace_bench.survey.row import TRIAL, SurveyRow, name_of
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +93,8 @@ def read_plan(path: Path) -> list[Planned]:
     with from_file():
         runs = [run for block in file.runs for run in expand(block)]
         check([run.config for run in runs])
+        for run in runs:
+            check_run(run.config)
     return list(dict.fromkeys(runs))
 
 
@@ -127,6 +132,31 @@ def _check_block(block: Block) -> None:
         )
     if block.lr is not None:
         raise ConfigurationError(f"lr = {block.lr} beside a grid; legal: one of the two")
+
+
+def check_run(config: RunConfig) -> None:
+    """Checks that a run can have all its workers in one process.
+
+    Raises:
+        ConfigurationError: it needs processes, as torch's own baselines and rivals, other toolkits and links do, or its method
+            chooses by measured time; another granularity; an algorithm that cannot be made.
+    """
+    if config.kind == "baseline" or config.network.shaped or config.toolkit != TORCH:
+        raise ConfigurationError(
+            f"the survey runs methods in torch, not {config.method!r} in {config.toolkit} over {config.link!r}; "
+            "grace bench train does"
+        )
+    if config.granularity != "parameter":
+        raise ConfigurationError(f"the survey compresses by parameter, not by {config.granularity}")
+    algorithm = find_algorithm(config.method)
+    if isinstance(algorithm, TorchLocalAlgorithm):
+        raise ConfigurationError(f"{config.method} runs over torch.distributed alone; legal: grace bench train")
+    chosen = algorithm.method if isinstance(algorithm, OuterAlgorithm) else config.method
+    if isinstance(chosen, str) and wanted(chosen) is not None:
+        raise ConfigurationError(
+            f"the survey measures no time, by which {config.method} would choose; legal: a method, or grace bench train"
+        )
+    name_of(config.method)  # what it is made of
 
 
 def shard(runs: list[Planned], text: str) -> list[Planned]:

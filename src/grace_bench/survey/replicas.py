@@ -55,7 +55,6 @@ class Replicas(Training):
         assert isinstance(self.algorithm, Algorithm)
         trained = self.algorithm.connect(model, config.seed, config.lr, exchanges)
         optimizer = trained.join(self._make_optimizer(model, changes.momentum))
-        self.before_clipping = trained.average_gradients
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         batches = task.batches(rank, config.workers, config.seed)
         marks, curve = evaluation_steps(self.steps, config.evaluations), list[Point]()
@@ -72,6 +71,7 @@ class Replicas(Training):
             losses = meetings.all_gather_text(float(loss.item()).hex(), seconds=math.inf)
             if not all(math.isfinite(float.fromhex(text)) for text in losses):
                 return Learned(curve, step, changes, parameters, trained.count().rounds)
+            trained.average_gradients()
             self._apply(trained.model, optimizer, step)
             if step + 1 == self.steps:
                 trained.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -132,7 +133,10 @@ def _side_by_side(runs: Sequence[Planned], out: Path, jobs: int, progress: Progr
 
 
 def _begin() -> None:
-    """A process of the pool: at its parent's priority, and it does not outlive the parent, however that ends."""
+    """A process of the pool: at its parent's priority, and it does not outlive the parent, however that ends. A Ctrl-C is the
+    parent's, which ends it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 

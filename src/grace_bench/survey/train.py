@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import time
 
-from grace.errors import ConfigurationError
 from grace_bench import machine
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.training import Training
+from grace_bench.survey.plan import check_run
 from grace_bench.survey.replicas import Replicas
 from grace_bench.survey.row import SurveyRow, name_of
 from grace_bench.survey.together import Learned, Progress, Together
@@ -18,15 +18,9 @@ def train(config: RunConfig, protocol: str, on_progress: Progress) -> SurveyRow:
     """The row of a run, which trains all its workers in this process.
 
     Raises:
-        ConfigurationError: a run that needs processes: torch's own baselines, another toolkit, a link, another granularity.
+        ConfigurationError: what :func:`grace_bench.survey.plan.check_run` raises.
     """
-    if config.kind == "baseline" or config.network.shaped or config.toolkit != "torch":
-        raise ConfigurationError(
-            f"the survey runs methods in torch, not {config.method!r} in {config.toolkit} over {config.link!r}; "
-            "grace bench train does"
-        )
-    if config.granularity != "parameter":
-        raise ConfigurationError(f"the survey compresses by parameter, not by {config.granularity}")
+    check_run(config)
     began = time.process_time()
     run = Together(config, on_progress) if config.kind == "method" else Replicas(config, on_progress)
     return _to_row(run, run.learn(), protocol, began)

@@ -61,7 +61,7 @@ class ToolkitTraining(Training):
         self.replica.start(self.like, method, granularity=config.granularity, seed=config.seed)
         return NoExchange(model) if self.silent else _TrainedReplica(model, self.replica)
 
-    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
+    def _step(self, trained: NoExchange, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
         return torch.tensor(self.replica.step(batch, step))
 
     def _evaluate(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from grace import kernels
-from grace.communicators.bound import BoundEncoder
+from grace.communicators.bound import BoundEncoder, make_table
 from grace.compute import native
 from grace.contract.compressor import Fused
 from grace.errors import InputError
-from grace.kernels.noting import ROWS, THREADS, Blank, BlankStream, Call, Table
+from grace.kernels.call_table import ROWS, THREADS, CallTable
+from grace.kernels.noting import Blank, BlankStream, Call
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.qsgd import QSGD
 from grace.methods.topk import TopK
@@ -21,8 +22,7 @@ from grace.random import Stream
 from grace.registry.policy import Policy
 from grace.run.simulate import simulate
 from grace.run.worker import Worker
-
-needs_native = pytest.mark.skipif(not native.isas(), reason="the native kernels were not built")
+from tests.unit.kernels.native_checks import needs_native
 
 
 def no_keys(i: int, forks: tuple[int, ...]) -> Any:
@@ -33,20 +33,24 @@ def no_keys(i: int, forks: tuple[int, ...]) -> Any:
 def test_a_table_calls_a_kernel_for_each_row():
     kernels.all_finite(torch.zeros(3))  # a backend is chosen
     xs = [torch.ones(7)[:5], torch.full((7,), torch.inf), torch.zeros(1)]  # the first has room for a call of 7
-    table = Table([Call(native.c.finite, (ROWS, x.numel(), THREADS), 0) for x in xs], no_keys)
+    table = CallTable(native.c.finite, [(ROWS, x.numel(), THREADS) for x in xs])
     table.put(ROWS, [x.data_ptr() for x in xs])
-    assert table.run(0) == [1, 0, 1]
+    assert table.run().tolist() == [1, 0, 1]
     with torch.device("meta"):  # whatever tensors are made of by default
         table.put(ROWS, [xs[1].data_ptr(), xs[0].data_ptr(), xs[2].data_ptr()])
-        assert table.run(0) == [0, 1, 1]
+        assert table.run().tolist() == [0, 1, 1]
 
 
 @needs_native
 def test_calls_of_different_kinds_make_no_table():
     kernels.all_finite(torch.zeros(3))
-    first, second = Call(native.c.finite, (ROWS, 5, THREADS), 0), Call(native.c.finite, (0, 5, THREADS), 0)
+    first, second = (ROWS, 5, THREADS), (0, 5, THREADS)
     with pytest.raises(TypeError, match="different kinds"):
-        Table([first, second], no_keys)
+        CallTable(native.c.finite, [first, second])
+    same, other = Call(native.c.finite, first, 0), Call(native.c.sum_finite, (ROWS, None, ROWS, 5, THREADS), 0)
+    assert make_table([same, same], no_keys) is not None
+    assert make_table([same, Call(native.c.finite, second, 0)], no_keys) is None
+    assert make_table([same, other], no_keys) is None
 
 
 def test_blank_rows_are_for_one_call_and_know_no_more_than_their_shape():

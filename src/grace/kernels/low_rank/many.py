@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grace.compute import native
+from grace.kernels.call_table import THREADS, CallTable, Slot
 from grace.kernels.low_rank import native as declared  # noqa: F401 - says what the kernels take
-from grace.kernels.noting import THREADS, Call, Slot, Table
 
 _MATRIX, _LEFT, _OWN, _RIGHT, _OUT = (Slot() for _ in range(5))
 
@@ -19,22 +19,21 @@ class LowRankMany:
     Args:
         sides: m, l and r of each matrix.
 
-    Only where :func:`grace.kernels.noting.possible`.
+    Only where :func:`grace.kernels.call_table.possible`.
     """
 
     def __init__(self, sides: Sequence[tuple[int, int, int]]):
         c = native.c
 
-        def table(kernel: Callable[..., int], *slots: Slot) -> Table:
-            return Table([Call(kernel, (*slots, *side, THREADS), 0) for side in sides])
+        def table(kernel: Callable[..., int], *slots: Slot) -> CallTable:
+            return CallTable(kernel, [(*slots, *side, THREADS) for side in sides])
 
         self._rows = table(c.project_rows, _MATRIX, _RIGHT, _LEFT)
         self._columns = table(c.project_columns, _MATRIX, _LEFT, _OWN)
         self._split = table(c.split_low_rank, _MATRIX, _OUT, _LEFT, _OWN, _RIGHT)
-        bases = [Call(c.orthonormalize, (_LEFT, _OUT, r, m, THREADS), 0) for m, _, r in sides]
-        self._bases = Table(bases)
+        self._bases = CallTable(c.orthonormalize, [(_LEFT, _OUT, r, m, THREADS) for m, _, r in sides])
         self._add = {
-            scale: Table([Call(c.add_low_rank, (_OUT, _LEFT, _RIGHT, *side, scale, THREADS), 0) for side in sides])
+            scale: CallTable(c.add_low_rank, [(_OUT, _LEFT, _RIGHT, *side, scale, THREADS) for side in sides])
             for scale in (1.0, -1.0)
         }
 
@@ -61,7 +60,7 @@ class LowRankMany:
         _run(self._split, {_MATRIX: matrices or 0, _LEFT: lefts, _OWN: owns, _RIGHT: rights, _OUT: outs})
 
 
-def _run(table: Table, words: dict[Slot, Any]) -> None:
+def _run(table: CallTable, words: dict[Slot, Any]) -> None:
     for slot, addresses in words.items():
         table.put(slot, addresses)
-    table.run(0)
+    table.run()

@@ -8,16 +8,13 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
-from grace.kernels.call_table import ROWS, THREADS, CallTable, possible
-from grace.kernels.finite import native as declared  # noqa: F401 - says what the kernel takes
+from grace.kernels.call_table import possible
+from grace.kernels.finite.many import Finiteness
 from grace.kernels.tensor_list import TensorList
 
 
 def finite_many(flags: Tensor, many: TensorList) -> Any:
     if many.dtype is not torch.float32 or many.gap[0] or many.rows > 1 or not possible():
         return NotImplemented
-    kernel = native.c.finite
-    table = many.once(id(kernel), lambda: CallTable(kernel, [(ROWS, n, THREADS) for n in many.sizes]))
-    table.put(ROWS, many.addresses[0])
-    done = table.run()
-    return flags if bool(done.all()) else flags & (done != 0)
+    finite = many.once(id(native.c.finite), lambda: Finiteness(many.sizes)).run(many.addresses[0])
+    return flags if all(finite) else flags & torch.tensor(finite, dtype=torch.bool, device="cpu")

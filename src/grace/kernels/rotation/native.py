@@ -86,9 +86,11 @@ def encode_rotated_many(message: Tensor, many: TensorList, code: CentroidCode, s
 
 
 def sum_rotated_many(rows: Tensor, many: TensorList, code: CentroidCode, weight: float, step: int) -> Any:
+    def key(t: int) -> tuple[Any, ...]:
+        return key_of(many.shared_stream(t, 0))
+
     layout = functools.partial(_decode_layout, code=code)
-    keys = lambda t: key_of(many.shared_stream(t, 0))  # noqa: E731
-    return sum_many(native.c.sum_rotated, rows, many, layout, code, (weight, False), keys, step)
+    return sum_many(native.c.sum_rotated, rows, many, layout, code, (weight, False), key, step)
 
 
 @functools.lru_cache

@@ -14,10 +14,11 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
+from grace.kernels.call_table import ROWS, THREADS
 from grace.kernels.calling import LAYOUTS, Layout, encode, new_wire
 from grace.kernels.calling_many import encode_rows, sum_listed
 from grace.kernels.index_codes.fixed import layout, refuse
-from grace.kernels.noting import ROWS, THREADS, Blank, Call
+from grace.kernels.noting import Blank, Call
 from grace.kernels.sparse import Pairs, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.tensor_list import TensorList

@@ -148,8 +148,7 @@ class TensorList:
         have been there; False if they would have to while work is captured, and then nothing has changed.
         ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
-        given = (xs, memories, rests)
-        parts = tuple([None if part is None else [x.data_ptr() for x in part] for part in given])
+        parts = [x.data_ptr() for x in xs], _addresses(memories), _addresses(rests)
         gap = (stride, xs[0].element_size()) if stride else (0, 0)
         if self._on_device:
             there = self._tables.get(_key(parts, gap))
@@ -160,7 +159,7 @@ class TensorList:
             return False
         else:
             self._there = None  # native kernels have no use for it
-        self.addresses, self.gap = parts, gap  # type: ignore[assignment]
+        self.addresses, self.gap = parts, gap
         if xs:
             self.dtype = xs[0].dtype
         self.xs = _InRows(xs, self._whole_sizes)
@@ -308,6 +307,10 @@ class _Table(NamedTuple):
     words: Tensor
     even: bool
     in_place: bool
+
+
+def _addresses(xs: Sequence[Tensor] | None) -> list[int] | None:
+    return None if xs is None else [x.data_ptr() for x in xs]
 
 
 def _key(parts: Sequence[list[int] | None], gap: tuple[int, int]) -> tuple[int, ...]:

@@ -20,10 +20,10 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
 from grace.kernels import add_low_rank_, all_finite, product_fits, unit_rows
+from grace.kernels.call_table import possible
 from grace.kernels.finite.many import Sums
 from grace.kernels.low_rank.grouped import begins
 from grace.kernels.low_rank.many import LowRankMany
-from grace.kernels.noting import possible
 from grace.methods.common.matrices import Sides, are_plain
 
 S = TypeVar("S")

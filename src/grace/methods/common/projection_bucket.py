@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.compute import backends, native
+from grace.compute import backends
 from grace.compute.host import host_int64
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.kernels import all_finite, product_fits
+from grace.kernels.finite.many import Finiteness
 from grace.kernels.low_rank.grouped import begins
 from grace.kernels.low_rank.many import LowRankMany
-from grace.kernels.noting import ROWS, THREADS, Call, Table
 from grace.methods.common.low_rank_bucket import (
     HALF,
     LowRankBucket,
@@ -58,7 +58,7 @@ class ProjectionPlan(LowRankPlan):
         self.down = torch.tensor([1 / root for root in roots], dtype=torch.float32, device="cpu").repeat_interleave(
             counts
         )
-        self.finite = Table([Call(native.c.finite, (ROWS, m * l, THREADS), 0) for m, l, _ in self.sides])
+        self.finite = Finiteness([m * l for m, l, _ in self.sides])
 
 
 class ProjectionBucket(LowRankBucket):
@@ -85,7 +85,7 @@ class ProjectionBucket(LowRankBucket):
         plan.orthonormal.orthonormalize(places, places)
         narrow = torch.mul(bases, plan.down, out=self._take(plan.bases[-1]))
         self._wide = bases.mul_(plan.up)  # so that a product neither overflows nor vanishes
-        fine = self._are_finite(self._matrices)
+        fine = plan.finite.run(self._matrices)
         for t, good in enumerate(fine):
             if not good:
                 self._xs[plan.matrices[t]].zero_()
@@ -117,7 +117,7 @@ class ProjectionBucket(LowRankBucket):
         torch._foreach_zero_(outs)
         at = [out.data_ptr() for out in outs]
         self._add(at, rows, 1.0)
-        for i, good in zip(plan.matrices, self._are_finite(at), strict=True):
+        for i, good in zip(plan.matrices, plan.finite.run(at), strict=True):
             self._fine[i] = self._fine[i] and good
         answers, results = self._return_dense(), []
         for i, x in enumerate(xs):
@@ -141,10 +141,6 @@ class ProjectionBucket(LowRankBucket):
             if kernels is not None:
                 left, right = (bases, there) if turned else (there, bases)
                 kernels.add([outs[t] for t in group], [left[t] for t in group], [right[t] for t in group], scale)
-
-    def _are_finite(self, matrices: list[int]) -> list[bool]:
-        self._ways.finite.put(ROWS, matrices)
-        return [bool(done) for done in self._ways.finite.run(0)]
 
     def _certainly(self, factors: Tensor) -> bool:
         """True if all products of factors, of any shapes, and bases are certainly at most half the largest float32."""

@@ -94,6 +94,18 @@ def test_a_run_that_diverges_ends_on_all_workers():
     assert row.final is None
 
 
-def test_torchs_own_needs_processes():
-    with pytest.raises(ConfigurationError, match=r"torch_post_local_sgd:every=2 runs over torch\.distributed alone"):
-        run("torch_post_local_sgd:every=2")
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("torch_post_local_sgd:every=2", r"torch_post_local_sgd:every=2 runs over torch\.distributed alone"),
+        ("no-communication", "the survey runs methods in torch, not 'no-communication'"),
+        ("auto", "the survey measures no time, by which auto would choose"),
+        ("diloco:every=2,method=auto", "the survey measures no time, by which diloco:every=2,method=auto would choose"),
+        ("diloco:every=2,method=(topk:ratio=7)", "ratio=7"),
+    ],
+)
+def test_what_cannot_run_here_is_told_before_anything_runs(tmp_path, method, said):
+    with pytest.raises(ConfigurationError, match=said):
+        read_plan(plan(tmp_path, PLAN.replace(LOOP, method)))
+    with pytest.raises(ConfigurationError, match=said):
+        run(method)

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -105,7 +106,7 @@ def _run_two(folder):
         run_all(read_plan(plan(folder, PLAN.replace("steps = 3", "steps = 10000000"))), folder, print, jobs=2)
 
 
-def test_runs_have_the_priority_of_their_command_and_none_outlives_it(tmp_path):
+def test_runs_have_the_priority_of_their_command_leave_ctrl_c_to_it_and_none_outlives_it(tmp_path):
     command = SERVER.Process(target=_run_two, args=(tmp_path,))
     command.start()
     try:
@@ -119,6 +120,12 @@ def test_runs_have_the_priority_of_their_command_and_none_outlives_it(tmp_path):
             time.sleep(0.05)
         priorities = [(process.nice(), os.sched_getscheduler(process.pid)) for process in (here, *runs)]
         assert len(set(priorities)) == 1, priorities
+        before = [run.cpu_times().user for run in runs]
+        for run in runs:  # a terminal sends it to all
+            run.send_signal(signal.SIGINT)
+        while any(run.cpu_times().user < spent + 0.2 for run, spent in zip(runs, before, strict=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     finally:
         command.kill()
         command.join()
