@@ -16,7 +16,7 @@ from grace.auto.calibrate import Calibration
 from grace.auto.model import Model
 from grace.auto.planner import Part, Plan, Problem
 from grace.errors import StateError
-from grace.predict.timeline import Phase
+from grace.predict.timeline import Host, Phase
 from grace.registry import method, spell
 from grace.registry.policy import SMALL, Policy, Rule
 
@@ -110,6 +110,11 @@ def problem_of(
                 return None
         return known.bucket(buckets.methods_of(first, end, method))
 
+    @functools.cache
+    def issue(first: int, end: int, method: str) -> float:
+        return known.issue(buckets.methods_of(first, end, method))
+
+    host = None if not known.device else Host() if model is None else model.host
     threads = max(1, int(known.cores))
     seconds = 1e-6 if model is None else model.compute
     count = len(buckets.names)
@@ -125,6 +130,8 @@ def problem_of(
         phases,
         kinds=kinds,
         factors=factors or {},
+        host=host,
+        issue=issue,
     )
 
 
