@@ -1,4 +1,4 @@
-"""Operations on several tensors by tables of calls of native kernels, or by one operation of torch where that is all."""
+"""Operations on several tensors on the host: tables of calls of native kernels, or torch's operations on lists."""
 
 from __future__ import annotations
 
@@ -65,6 +65,26 @@ def finite_many(flags: Tensor, many: TensorList) -> Any:
         return NotImplemented
     finite = many.once(id(native.c.finite), lambda: Finiteness(many.sizes)).run(many.addresses[0])
     return flags if all(finite) else flags & torch.tensor(finite, dtype=torch.bool, device="cpu")
+
+
+def round_many(message: Tensor, many: TensorList, rounded: TensorList, weight: float) -> Any:
+    if not on_host(many.device):
+        return NotImplemented
+    products = torch._foreach_mul(list(many.xs), weight)
+    torch._foreach_copy_(list(rounded.xs), products)
+    if bool(message.isfinite().all()):
+        return many.all_set
+    return torch.stack([product.isfinite().all() for product in products])
+
+
+def widen_many(message: Tensor, rounded: TensorList, many: TensorList) -> Any:
+    if not on_host(many.device):
+        return NotImplemented
+    message.add_(0.0)
+    torch._foreach_copy_(list(many.xs), list(rounded.xs))
+    if bool(message.isfinite().all()):
+        return many.all_set
+    return torch.stack([x.isfinite().all() for x in many.xs])
 
 
 def _are_plain(many: TensorList) -> bool:
