@@ -15,6 +15,8 @@ import grace
 from grace.auto.device import find_facts
 from grace.compute.launching import count_compiled
 from grace.errors import GraceError
+from grace.predict.probe import DeviceMeter
+from grace.predict.rates import Rate, Rater
 from grace.run.session import Session
 from grace.run.streams import CudaStreams
 from grace.transports.alone import Alone
@@ -165,5 +167,21 @@ def test_auto_has_the_time_of_the_device_and_the_host_does_not_wait_for_it() -> 
     took = streams.between(first, last)
     assert took is not None
     assert 20_000_000 < took < 2_000_000_000
+    streams.hold(20_000_000)
+    assert streams.between(last, streams.mark(streams.current())) is None
     assert find_facts(DEVICE).free > 0
     assert count_compiled() == count_compiled()
+
+
+@pytest.mark.parametrize("method", ["none", "bf16", "qsgd:bits=4", "topk"])
+def test_codecs_are_measured_on_the_device_and_the_host_beside_it(method: str) -> None:
+    rater = Rater(meter=DeviceMeter(CudaStreams(DEVICE), DEVICE))
+    small, large = (rater.run(method, 4, numbers) for numbers in rater.numbers)
+    bucket = rater.run(method, 4, rater.numbers[0], tensors=8)
+    assert small.host > 0
+    assert bucket.tensors == 8
+    assert all(nanoseconds >= 0 for nanoseconds in (*small.codec, *large.codec))
+    assert method == "none" or large.seconds > small.seconds > 0
+    rate = Rate.through(4, [small, large], bucket=bucket)
+    assert rate.host is not None
+    assert large.seconds < 0.1, "8 million numbers"

@@ -4,6 +4,9 @@
   exchange of 2^14 and 2^20 numbers, replayed. What takes more than 50 ns a number is left out, and what there is no time for.
 - **The link**, next, while all ranks are there and idle: the kinds of collectives that candidates need, up to the largest
   buffer that they need, small sizes of all kinds first. A size that the last one's slope puts above 100 ms is left out.
+- **On a GPU** both are measured there, by marks on a stream that is held back while the host submits: seconds of the device,
+  and as a number of its own what the host takes to issue a bucket. Codecs are measured at 2^14 and 2^23 numbers, the host also
+  with a bucket of eight tensors; exchanges that compile kernels count for nothing, not even in what it may take.
 - **The model**, in some of the first steps: see :mod:`grace.auto.model`.
 
 All ranks decide alike. What a rank measures is a whole number of nanoseconds; an all-gather gives everyone everyone's, and
@@ -26,8 +29,8 @@ from grace.compute import resources
 from grace.errors import ConfigurationError, TransportError
 from grace.predict.costs import Carrier, Probed
 from grace.predict.links import UNSHAPED
-from grace.predict.probe import SIZES, Probe, Timings
-from grace.predict.rates import NUMBERS, Rate, Rater, Sample
+from grace.predict.probe import SIZES, Meter, Probe, Timings
+from grace.predict.rates import TENSORS, Rate, Rater, Sample
 from grace.predict.timeline import Phase
 from grace.predict.ways import TO_ALL, Way
 from grace.registry import method as make_method
@@ -83,7 +86,7 @@ class Calibration:
         spent: nanoseconds, by stage.
         unsure: kinds that could not be measured up to 128 KiB, though candidates need more: the line beyond is a guess.
         way: of exchanges. memory: bytes that are free for one worker, the least of all; 0: nobody asked.
-        device: kind of a worker's GPU; empty: a processor.
+        device: kind of a worker's GPU; empty: a processor. compiling: nanoseconds that this rank waited for compilers.
     """
 
     world: int
@@ -99,6 +102,7 @@ class Calibration:
     way: Way = TO_ALL
     memory: int = 0
     device: str = ""
+    compiling: int = 0
 
     @property
     def fingerprint(self) -> str:
@@ -134,6 +138,14 @@ class Calibration:
                 beside = 0
         return timeline
 
+    def issue(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> float:
+        """Seconds of a GPU's host for issuing such a bucket."""
+        seconds = 0.0
+        for method, of in shapes.items():
+            if method != "none" or not self.way.joins or len(shapes) == 1:
+                seconds += self.rates[method if method in self.rates else "none"].issue(len(of), self.network)
+        return seconds
+
 
 def calibrate(
     transport: Transport,
@@ -143,6 +155,9 @@ def calibrate(
     way: Way = TO_ALL,
     beside: Transport | None = None,
     clock: Callable[[], int] = time.monotonic_ns,
+    meter: Meter | None = None,
+    device: str = "",
+    memory: int = 0,
 ) -> Calibration:
     """Measures codecs and the link. All ranks call it, with the same arguments.
 
@@ -153,6 +168,9 @@ def calibrate(
         way: of exchanges.
         beside: to workers that measure other lines at the same time: see :class:`grace.predict.probe.Probe`.
         clock: nanoseconds, for what it may take.
+        meter: of what is measured; None: on processors.
+        device: kind of a worker's GPU; empty: a processor.
+        memory: bytes that are free on a GPU; a processor is asked.
 
     Raises:
         TransportError: the link failed meanwhile; on all ranks.
@@ -160,11 +178,14 @@ def calibrate(
     if transport.world == 1:
         return Calibration(1, describe(transport), float(resources.cores()), Timings(UNSHAPED, 1, resources.cores()))
     try:
-        cores, memory = _share_machine(Probe(transport, 1, beside=beside))
-        rates, left_out, told, codec_ns = _measure_codecs(Probe(transport, 1, beside=beside), candidates, clock, way)
+        asking, cores = Probe(transport, 1, beside=beside, meter=meter), 1.0
+        if not device:
+            cores, memory = _share_machine(asking)
+        rater = Rater(way=way, meter=meter)
+        rates, left_out, told, codec_ns = _measure_codecs(asking, rater, candidates, clock)
         probe = Probe(
             transport, max(1, int(cores * transport.world)), most_seconds=MOST_SECONDS,
-            repeats=lambda size: 5 if size <= _OFTEN else 3, beside=beside,
+            repeats=lambda size: 5 if size <= _OFTEN else 3, beside=beside, meter=meter,
         )  # fmt: skip
         needed = _sizes_needed(rates.values(), largest)
         links = _measure_link(probe, needed)
@@ -172,7 +193,7 @@ def calibrate(
         raise TransportError(f"while auto measured the link and the codecs: {error}") from error
     return Calibration(
         transport.world, describe(transport), cores, probe.timings, rates, left_out, tuple(told), tuple(links),
-        {"codecs": codec_ns, "link": probe.spent}, unsure_of(probe.timings, needed), way, memory,
+        {"codecs": codec_ns, "link": probe.spent}, unsure_of(probe.timings, needed), way, memory, device, rater.compiling,
     )  # fmt: skip
 
 
@@ -209,17 +230,18 @@ class Agreed:
 
 
 def _measure_codecs(
-    probe: Probe, candidates: Sequence[str], clock: Callable[[], int], way: Way
+    probe: Probe, rater: Rater, candidates: Sequence[str], clock: Callable[[], int]
 ) -> tuple[dict[str, Rate], dict[str, str], list[Told], int]:
     """Rates, what is left out and why, what each rank measured, and nanoseconds that it took."""
-    world, rater, start = probe.timings.world, Rater(way=way), clock()
+    world, start = probe.timings.world, clock()
     left_out: dict[str, str] = {}
     axes: dict[str, dict[str, int]] = {}
     small: dict[str, Agreed] = {}
     large: dict[str, Agreed] = {}
+    buckets: dict[str, Agreed] = {}
     spent = 0
 
-    def measure(names: Iterable[str], numbers: int, times: int, into: dict[str, Agreed]) -> None:
+    def measure(names: Iterable[str], numbers: int, times: int, into: dict[str, Agreed], tensors: int = 1) -> None:
         nonlocal spent
         for name in names:
             always = name in BASELINES
@@ -227,7 +249,7 @@ def _measure_codecs(
                 left_out[name] = f"not measured: {CODEC_NS / 1e9:g} s had passed"
                 continue
             limit = math.inf if always else times * SLOW_NS * numbers
-            agreed = agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
+            agreed = agree_on(probe, rater, name, numbers, limit, lambda: clock() - start - rater.compiling, tensors)
             spent = agreed.spent
             if agreed.sample is None:
                 left_out[name] = agreed.why
@@ -239,27 +261,33 @@ def _measure_codecs(
             axes[name] = _find_axes(name, probe.timings)
         except ConfigurationError as error:
             left_out[name] = str(error.args[0])
-    measure(axes, NUMBERS[0], _SMALL_TIMES, small)
+    measure(axes, rater.numbers[0], _SMALL_TIMES, small)
     # then the quickest first: what takes long must not keep the others from being measured
-    measure(sorted(small, key=lambda name: (name not in BASELINES, max(small[name].ns))), NUMBERS[1], 1, large)
+    measure(sorted(small, key=lambda name: (name not in BASELINES, max(small[name].ns))), rater.numbers[1], 1, large)
+    if rater.meter.ahead:
+        measure(large, rater.numbers[0], _SMALL_TIMES, buckets, TENSORS)
     rates: dict[str, Rate] = {}
     told: list[Told] = []
     for name in candidates:
-        if name in large:
+        if name in large and (name in buckets or not rater.meter.ahead):
             samples = [rate.sample for rate in (small[name], large[name]) if rate.sample is not None]
-            rates[name] = Rate.through(world, samples, axes[name])
+            bucket = buckets[name].sample if name in buckets else None
+            rates[name] = Rate.through(world, samples, axes[name], bucket)
             told.append(Told(name, large[name].ns))
     return rates, left_out, told, spent
 
 
-def agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float, elapsed: Callable[[], int]) -> Agreed:
+def agree_on(
+    probe: Probe, rater: Rater, name: str, numbers: int, limit: float, elapsed: Callable[[], int], tensors: int = 1
+) -> Agreed:
     """Measures an exchange of so many numbers under method ``name``, which may take ``limit`` nanoseconds. All ranks call it.
-    ``elapsed``: nanoseconds on codecs so far, on this rank.
+    ``elapsed``: nanoseconds on codecs so far, on this rank. ``tensors``: that they are divided among.
     """
     # where a small exchange is slow, the first may only have loaded what it needs
-    patience = math.inf if numbers == NUMBERS[0] else limit / 1e9
+    patience = math.inf if numbers == rater.numbers[0] else limit / 1e9
+    more = {"tensors": tensors} if tensors > 1 else {}
     try:
-        sample, failed = rater.run(name, probe.timings.world, numbers, patience), 0
+        sample, failed = rater.run(name, probe.timings.world, numbers, patience, **more), 0
     except Exception:  # a kernel that is missing on one machine: all ranks must hear of it, or they wait for ever
         sample, failed = Sample(numbers, (), ()), 1
     heads = probe.all_gather_numbers([failed, len(sample.codec), len(sample.moved), elapsed()])
@@ -268,14 +296,15 @@ def agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float, 
         return Agreed(None, f"rank {broken[0]} cannot run it", (), spent)
     if any(row[1:3] != heads[0][1:3] for row in heads):
         return Agreed(None, "its collectives differ between ranks", (), spent)
-    rows = probe.all_gather_numbers([*sample.codec, *(size for _, size in sample.moved)])
+    rows = probe.all_gather_numbers([*sample.codec, *(size for _, size in sample.moved), sample.host])
     parts = len(sample.codec)
-    slowest = [max(row[k] for row in rows) for k in range(parts + len(sample.moved))]
+    slowest = [max(column) for column in zip(*rows, strict=True)]
     ns = tuple(sum(row[:parts]) for row in rows)
     if max(ns) > limit:
         return Agreed(None, f"its codec takes {max(ns) / numbers:.0f} ns a number, more than {SLOW_NS}", ns, spent)
-    moved = tuple((kind, size) for (kind, _), size in zip(sample.moved, slowest[parts:], strict=True))
-    return Agreed(Sample(sample.numbers, tuple(slowest[:parts]), moved), "", ns, spent)
+    moved = tuple((kind, size) for (kind, _), size in zip(sample.moved, slowest[parts:-1], strict=True))
+    out = Sample(sample.numbers, tuple(slowest[:parts]), moved, slowest[-1], sample.tensors)
+    return Agreed(out, "", ns, spent)
 
 
 def _find_axes(name: str, timings: Timings) -> dict[str, int]:

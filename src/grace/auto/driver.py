@@ -20,11 +20,11 @@ from grace.auto.controller import ONE, Controller
 from grace.auto.device import OnDevice
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
-from grace.auto.model import Losses, Model
+from grace.auto.model import Losses, Model, StepClock
 from grace.auto.planner import Plan
 from grace.auto.settings import Auto
 from grace.auto.site import Site
-from grace.auto.sources import Listener, OnHost, Source
+from grace.auto.sources import OnHost
 from grace.auto.trial import measured_gain
 from grace.errors import ConfigurationError
 from grace.flags.capturing import capturing
@@ -92,12 +92,12 @@ class Driver:
         self.loaded: Policy | None = None  # of a state that it goes on from
         self.history = History(self)
         on_device = self.site.device.type == "cuda"
-        self.source: Source = OnDevice(self, streams or CudaStreams(self.site.device)) if on_device else OnHost(self)
+        self.source: OnHost = OnDevice(self, streams or CudaStreams(self.site.device)) if on_device else OnHost(self)
         self._start = clock()
         self._overhead = self.holding = self._exchanges = 0
         self.speaks = session.rank == 0 and (self.site.beside is None or self.site.beside.rank == 0)  # for all ranks
         self._coming: list[tuple[str, ...]] = []
-        self._listening: Listener | None = None
+        self._listening: StepClock | None = None
         self.losses = Losses()
         self._measuring = False
         self._using: tuple[int, bool] = (0, False)
@@ -187,7 +187,7 @@ class Driver:
 
     def exchanged(self, nanoseconds: int) -> None:
         """The buckets that have come since the last one was exchanged took so long, with codecs, the link and waiting."""
-        if self.controller is not None and self._coming and self.source.predicts:
+        if self.controller is not None and self._coming and not self.source.late:
             self._exchanges += nanoseconds
             known, last = self.buckets.names, self._coming[-1]
             place = known.index(last) if not self.site.holds and last in known else len(self._coming) - 1
@@ -253,7 +253,7 @@ class Driver:
             self.choices, self.controller = [], None
 
     # ---- decisions --------------------------------------------------------------------------------------------------
-    def _decide(self, listening: Listener) -> None:
+    def _decide(self, listening: StepClock) -> None:
         """Offers what is worth trying, if the model is known."""
         self._listening = None
         if not self.source.learn(self.tell(listening.record()), listening.steps):
@@ -270,7 +270,7 @@ class Driver:
         self.controller = Controller(
             _nanoseconds(plans), best, challengers, margin=self.settings.margin, share=self.settings.share, seed=self.seed,
             spent=sum(told.values()), period=int(1e9 * plans[best].seconds), first=self.session.worker.step,
-            weights=_weights(plans), late=self.source.late, why=self.source.why,
+            weights=_weights(plans), late=self.source.late,
         )  # fmt: skip
         if self.known.unsure:
             self.controller.ask(f"the link is known only so far: {self.known.name_unsure()}")

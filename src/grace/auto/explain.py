@@ -280,9 +280,8 @@ def explain(driver: Driver) -> Explanation:
     if controller is not None and chosen is not None:
         for k, trial in enumerate(driver.choices):
             measured = controller.measured.get(k)
-            seconds = controller.predicted[k] / 1e9 if driver.source.predicts else None
             taken = None if measured is None else measured / 1e9
-            candidates.append(Candidate(name_plan(trial.plan), seconds, taken, trial.plan.factor))
+            candidates.append(Candidate(name_plan(trial.plan), controller.predicted[k] / 1e9, taken, trial.plan.factor))
         buckets = find_buckets(driver)
     stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
     told = [*known.codecs, *([model.computing] if model is not None else [])]
@@ -309,7 +308,7 @@ def explain(driver: Driver) -> Explanation:
         (
             *(extrapolates(world * (1 if beside is None else beside.world), driver.site.beyond) if set(used) - set(EXACT)
               else ()),
-            *(() if driver.source.predicts else (NOT_RUN,)),
+            *((NOT_RUN,) if known.device else ()),
         ),
     )  # fmt: skip
 
@@ -330,7 +329,7 @@ def find_buckets(driver: Driver) -> list[Bucket]:
                     names,
                     ready,
                     part.method,
-                    times.get(part.method, 0.0) if driver.source.predicts else None,
+                    times.get(part.method, 0.0),
                     others,
                     part.end > part.first + 1,
                     driver.history.median(number, j),

@@ -48,9 +48,6 @@ class History:
         known = self._driver.known
         if self._driver.site.note:
             self._add(self._driver.site.note)
-        if self._driver.source.line:
-            self._add(self._driver.source.line)
-            return
         seconds = sum(known.spent.values()) / 1e9
         kinds = [
             f"{kind} of {_bytes(timing.sizes[-1])} takes {1e3 * timing.seconds[-1]:.1f} ms"
@@ -80,9 +77,6 @@ class History:
 
     def looked(self, plans: Sequence[Plan], challengers: Sequence[int], why: str) -> None:
         """The link was measured again, and these plans were predicted anew."""
-        if not self._driver.source.predicts:
-            self._add(f"compares again, as {why}{self._tries(challengers)}")
-            return
         self._add(f"measured the link again, as {why}; {self._predictions(plans)}{self._tries(challengers)}")
 
     def loaded(self, measured: str) -> None:

@@ -1,15 +1,21 @@
 """The model's own step, measured in some of the first steps, in which exchanges do not disturb the backward pass.
 
 There buckets are *held*: they are exchanged after the last one has come. Where that would take too much memory, the model
-*waits* for each bucket's exchange instead, and that time is left out. And what each method loses of each gradient, measured in
-one step.
+*waits* for each bucket's exchange instead, and that time is left out. And what each method loses of each gradient, measured
+in one step.
+
+On a GPU nothing is held: exchanges of fp32 take little from the model. :class:`DeviceClock` reads two clocks. The device's
+says what the model computes, by marks where buckets come and exchanges end. The host's says when it comes to each bucket,
+beside the device; and in the step after the two have met, in which the host waits for nothing that was before, what a step
+takes of the host itself.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -17,11 +23,15 @@ from grace.auto.calibrate import Told
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
 from grace.predict.probe import middle
+from grace.predict.timeline import Host
 from grace.predict.ways import TO_ALL, Way
 from grace.registry import method as make_method
+from grace.run.streams import Streams
 
 STEPS = 5  # of the model, with buckets held
+WARM = 3  # steps on a GPU that are not listened to: buckets are made anew, and libraries choose their algorithms
 _MILLION, _MOST = 1_000_000, 1e3  # of a share, told as a whole number; the largest
+_NEVER = 0.05  # of a step: a host that waits for less, before a bucket comes, waits for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,7 @@ class Model:
         exposed: seconds from the last bucket to its mean while buckets were held, or those in which it waited.
         period: of those steps.
         computing, waiting: what each rank has measured: of ``compute``, and of the rest of the step.
+        host: of a GPU, with what it took to issue exchanges while this was measured. None: a processor.
     """
 
     compute: float
@@ -42,6 +53,7 @@ class Model:
     period: float
     computing: Told
     waiting: Told
+    host: Host | None = None
 
 
 class StepClock:
@@ -101,8 +113,95 @@ class StepClock:
         return [int(middle(column)) for column in zip(*self._found, strict=True)]
 
 
-def model_of(told: Sequence[Sequence[int]]) -> Model:
-    """The model's step, from what all ranks have told: :meth:`StepClock.record`, by rank."""
+class DeviceClock(StepClock):
+    """Listens to steps of a GPU, of the plan that is used then: the same calls as those of a :class:`StepClock`.
+
+    Args:
+        buckets: in a step.
+        streams: of the device. clock: nanoseconds of the host, monotonic.
+        late: steps after which the host knows what one took.
+        compiled: counts what was compiled: a step meanwhile does not count.
+    """
+
+    def __init__(
+        self, buckets: int, streams: Streams, late: int, clock: Callable[[], int], compiled: Callable[[], int]
+    ) -> None:
+        super().__init__(buckets, STEPS, clock)
+        self._streams, self._late, self._compiled = streams, late, compiled
+        self._marks: list[Any] = []
+        self._heard = 0
+        self._before: tuple[int, Any, int] | None = None  # host, mark, and what was compiled when the last step ended
+        self._met: tuple[int, Any] | None = None  # a moment of both clocks
+        self._steps: list[tuple[list[int], list[Any]]] = []  # of each step that counts: moments of the host, and marks
+        self._alone: list[int] = []  # the host's moments in the step after they have met, from its beginning on
+
+    @property
+    def left(self) -> int:
+        """Number of steps that are still needed; those that do not count are not made up for."""
+        return WARM + 1 + self.steps + self._late - self._heard
+
+    @property
+    def done(self) -> bool:
+        """True if enough steps have ended."""
+        return self.left <= 0
+
+    def ready(self) -> bool:
+        """A bucket has come; whether it is the last."""
+        self._marks.append(self._streams.mark(self._streams.current()))
+        return super().ready()
+
+    def began(self) -> None:
+        """A step begins. What has come of one that was broken off counts for nothing."""
+        if self._arrivals:
+            self._arrivals, self._marks, self._before = [], [], None
+
+    def exchanged(self, counts: bool = True) -> None:
+        """The last exchange is issued. The first steps do not count, nor what compiles; after them the two clocks meet."""
+        self._heard += 1
+        arrivals, marks, start = self._arrivals, self._marks, self._before
+        self._arrivals, self._marks = [], []
+        now, mark, compiled = self.clock(), self._streams.mark(self._streams.current()), self._compiled()
+        legal = counts and start is not None and start[2] == compiled and len(arrivals) == self.buckets
+        if start is not None and legal and self._met is not None:
+            moments = [start[0], *arrivals, now]
+            if not self._alone:
+                self._alone = [at - start[0] for at in moments]
+            elif len(self._steps) < self.steps:
+                self._steps.append((moments, [start[1], *marks, mark]))
+        if self._met is None and self._heard >= WARM and start is not None and start[2] == compiled:
+            self._streams.wait_here(mark)
+            now = self.clock()
+            self._met = now, mark
+        self._before = now, mark, compiled
+
+    def record(self) -> list[int]:
+        """Medians in nanoseconds: what a :class:`StepClock` tells, of the device; then of the host what a step takes of it
+        itself, the most that it has waited before a bucket came, and when it came to each, from the beginning of the device's
+        step; and the number of steps that were measured.
+        """
+        if self._met is None or not self._steps:
+            return [0] * (5 + 2 * self.buckets)
+        zero, met = self._met
+        rows = []
+        for moments, marks in self._steps:
+            self._streams.wait_here(marks[-1])  # it was, two steps ago, but for the last ones
+            start, *ready, end = [self._streams.between(met, mark) or 0 for mark in marks]
+            rows.append([
+                ready[-1] - start, end - ready[-1], *(at - start for at in ready),
+                max(at - moments[0] - alone for at, alone in zip(moments[1:-1], self._alone[1:-1], strict=True)),
+                *(at - zero - start for at in moments[1:-1]),
+            ])  # fmt: skip
+        medians = [int(middle(column)) for column in zip(*rows, strict=True)]
+        return [*medians[: 2 + self.buckets], self._alone[-1], *medians[2 + self.buckets :], len(rows)]
+
+
+def model_of(told: Sequence[Sequence[int]], issues: Sequence[float] | None = None) -> Model:
+    """The model's step, from what all ranks have told: :meth:`StepClock.record`, by rank. ``issues``: of a
+    :class:`DeviceClock`, seconds that the host takes to issue each bucket, as it was while it listened.
+    """
+    if issues is not None:
+        host = _host_of(told, issues)
+        return replace(model_of([row[: 2 + len(issues)] for row in told]), host=host)
     compute = max(1, *(row[0] for row in told))
     # who computes for longer waits for less: the shortest wait is that of the slowest, which all others wait for
     exposed = max(0, min(row[1] for row in told))
@@ -115,6 +214,21 @@ def model_of(told: Sequence[Sequence[int]]) -> Model:
         compute / 1e9, tuple(ready), exposed / 1e9, (compute + exposed) / 1e9,
         Told("the model", tuple(row[0] for row in told)), Told("waiting", tuple(row[1] for row in told)),
     )  # fmt: skip
+
+
+def _host_of(told: Sequence[Sequence[int]], issues: Sequence[float]) -> Host:
+    """The host's lane, of the slowest rank."""
+    first = 2 + len(issues)
+    period = max(row[0] + row[1] for row in told)
+    own = max(row[first] for row in told) / 1e9
+    for seconds in issues:
+        own -= seconds
+    arrives, before = list[float](), 0.0
+    if max(row[first + 1] for row in told) >= _NEVER * period:
+        for k, seconds in enumerate(issues):
+            arrives.append(max(row[first + 2 + k] for row in told) / 1e9 - before)
+            before += seconds
+    return Host(max(0.0, own), tuple(arrives), tuple(issues))
 
 
 class Losses:

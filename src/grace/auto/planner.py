@@ -3,6 +3,7 @@
 1. Where the lane does not slow the model, the end of its work is monotone in what each exchange takes: so each gets the method
    that is over soonest, and which neighbours travel together is a shortest path, ``E[j] = min over i of max(E[i], r_j) +
    d(i..j)``. That is exact there.
+   On a GPU nothing that moves slows it; a host that comes late is left to the timeline.
 2. Where cores are shared there is no closed form: from that plan, and from the best that use one method throughout, one bucket
    after the other changes its method where the played timeline gets shorter, the largest first, until nothing changes.
 
@@ -15,10 +16,10 @@ most. All ranks plan alike: everything here is ``+ - * /`` and comparisons on th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grace.auto.classes import EXACT
-from grace.predict.timeline import Phase, play
+from grace.predict.timeline import Host, Phase, play
 
 _PASSES = 4
 _STARTS = 3
@@ -86,9 +87,9 @@ class Problem:
         ready: when each bucket is ready, as shares of the step, rising. numbers: in each.
         methods: that may be used, the baselines first: of two as fast, the first is taken.
         phases: what buckets i to j - 1 do as one exchange under a method; None: they cannot.
-        lanes: of the engine.
         kinds: the collectives of each method, in their order. One that is not there is a kind of its own.
         factors: times as many steps that a method takes, 1 or more. One that is not there takes as many.
+        host: of a GPU, and ``issue`` its seconds for buckets i to j - 1 as one exchange under a method; None: a processor.
     """
 
     compute: float
@@ -98,9 +99,10 @@ class Problem:
     numbers: Sequence[int]
     methods: Sequence[str]
     phases: Callable[[int, int, str], list[Phase] | None]
-    lanes: int = 1
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
+    host: Host | None = None
+    issue: Callable[[int, int, str], float] = lambda first, end, method: 0.0
     _known: dict[tuple[int, int, str], list[Phase] | None] = field(default_factory=dict)
 
     def job(self, part: Part) -> list[Phase] | None:
@@ -118,7 +120,12 @@ class Problem:
         if len(known) < len(jobs):
             return None
         factor = max((self.factors.get(part.method, 1.0) for part in parts), default=1.0)
-        return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, known, self.lanes), factor)
+        host = self.host
+        if host is not None:
+            issues = [self.issue(part.first, part.end, part.method) for part in parts]
+            host = replace(host, arrives=[host.arrives[part.end - 1] for part in parts if host.arrives], issues=issues)
+        seconds = play(self.compute, self.threads, self.cores, ready, known, host, urgent=host is not None)
+        return Plan(tuple(parts), seconds, factor)
 
     def travels(self, method: str) -> tuple[str, ...]:
         """The kinds of a method's payloads: how they travel."""
@@ -243,10 +250,13 @@ def _descend(problem: Problem, start: Plan) -> Plan:
 
 
 # ---- what is offered, and tried --------------------------------------------------------------------------------------
-def propose(problem: Problem, loaded: Plan | None = None) -> tuple[list[Plan], int, list[int]]:
+def propose(
+    problem: Problem, loaded: Plan | None = None, *, careful: bool = False
+) -> tuple[list[Plan], int, list[int]]:
     """Plans, the number of the one that is used first, and the numbers of those to try, in their order.
 
     The first two are fp32 and bf16, the better one first. ``loaded``: a plan that a state has brought, which is used first.
+    ``careful``: whether else the better one is used until real steps have shown that what is predicted to be faster is so.
     """
     base = better_baseline(problem, EXACT)
     other = problem.uniform(EXACT[1] if base.methods[0] == EXACT[0] else EXACT[0])
@@ -258,8 +268,10 @@ def propose(problem: Problem, loaded: Plan | None = None) -> tuple[list[Plan], i
         parts = [plan.parts for plan in plans]
         best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
         plans += [loaded] if best == len(plans) else []
-    most = _WORTH * plans[best].cost
-    return plans, best, [k for k, plan in enumerate(plans) if k != best and (k == 0 or plan.cost <= most)]
+    used = 0 if careful and loaded is None else best
+    most = _WORTH * plans[used].cost
+    order = dict.fromkeys([best, *range(len(plans))])
+    return plans, used, [k for k in order if k != used and (k == 0 or plans[k].cost <= most)]
 
 
 def propose_again(

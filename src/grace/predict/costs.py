@@ -40,6 +40,9 @@ class Carrier(Protocol):
     def move(self, kind: str, tally: Tally, world: int) -> Phase:
         """(processor seconds, seconds undisturbed) of these collectives of one kind, in which ``world`` workers take part."""
 
+    def issue(self, kind: str) -> float:
+        """Seconds of a GPU's host for one collective of this kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
@@ -64,6 +67,10 @@ class Assumed:
         wait = tally.count * hops(kind, world) * (self.hop + link.latency)
         return cpu, wait + max(moved * link.seconds_per_byte, cpu)
 
+    def issue(self, kind: str) -> float:
+        """See :class:`Carrier`: nothing is known of it."""
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Probed:
@@ -78,6 +85,10 @@ class Probed:
             return 0.0, 0.0
         seconds = self.timings.seconds(kind, tally.bytes / tally.count, world, self.link)
         return tally.bytes * self.timings.kinds[kind].cpu, tally.count * seconds
+
+    def issue(self, kind: str) -> float:
+        """See :class:`Carrier`."""
+        return self.timings.kinds[kind].issue
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +152,9 @@ class Cost:
             for numbers, codec, moved in zip(step.numbers, replay.codec, replay.moved, strict=True)
         ]
 
-    def seconds(self, step: Step, network: Carrier, world: int, lanes: int = 1) -> float:
+    def seconds(self, step: Step, network: Carrier, world: int) -> float:
         """Seconds of a step."""
-        return play(step.compute, step.threads, step.cores, step.ready, self.jobs(step, network, world), lanes)
+        return play(step.compute, step.threads, step.cores, step.ready, self.jobs(step, network, world))
 
     def codec_seconds(self, step: Step, world: int) -> float:
         """Processor seconds of a step's encoding, decoding and machinery."""

@@ -4,6 +4,9 @@ The training itself has no part in it: each kind of collective is timed alone, o
 and over their transport, whichever that is. Each kind has a latency (a buffer of four bytes), seconds for some sizes, and
 processor time per byte, because moving bytes takes a share of the cores from the model.
 
+On a GPU both are the device's and the host's: seconds are those between two marks on a stream, and what a collective costs
+the host that issues it is a number of its own. :class:`Meter` and :class:`DeviceMeter` are the clocks of the two.
+
 Workers decide alike: what each has measured, in whole nanoseconds, goes to all of them in one all-gather, and all that follows
 is a function of that.
 """
@@ -11,10 +14,11 @@ is a function of that.
 from __future__ import annotations
 
 import bisect
+import collections
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +27,7 @@ from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collect
 from grace.errors import ConfigurationError
 from grace.predict.links import UNSHAPED, Link
 from grace.predict.timeline import hops, wire_bytes
+from grace.run.streams import Streams
 from grace.transports.base import Transport, find_axes
 
 SIZES = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes of a buffer; gloo changes its ways at some MB
@@ -30,6 +35,10 @@ _SMALL = SIZES[1]  # below, latency is all
 _NEAR = 0.05  # sizes that differ by no more are one
 _COPIED = 16 << 20  # bytes
 _CPU = torch.device("cpu")
+_HELD_NS, _MOST_HELD_NS = (
+    1_000_000,
+    50_000_000,
+)  # for which a stream is held back at least, and what a run may take to submit
 _Make: TypeAlias = Callable[[Tensor, int, str], Collective]
 
 _MAKERS: dict[str, _Make] = {
@@ -51,9 +60,77 @@ def middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+class Meter:
+    """A clock of what is measured alone, on a processor."""
+
+    device = _CPU  # of what is measured
+    times = 1  # that a small collective is run between two moments
+    ahead = False  # whether the host only submits it
+
+    def hold(self) -> None:
+        """Something that is measured comes."""
+
+    def moment(self) -> Any:
+        """A moment of the wall's clock."""
+        return time.perf_counter_ns()
+
+    def work(self) -> Any:
+        """A moment of work: what others do beside it takes none."""
+        return time.thread_time_ns()
+
+    def between(self, first: Any, last: Any) -> int:
+        """Nanoseconds between two moments."""
+        return int(last - first)
+
+    def spent(self) -> int:
+        """Nanoseconds that the processor has spent; on a GPU those of its host, on whatever."""
+        return time.process_time_ns()
+
+
+class DeviceMeter(Meter):
+    """A clock of a device: moments are marks on the stream that this thread submits to.
+
+    The stream is held back until the host has submitted what is measured, or marks would tell of the host: at least as long as
+    three times what the last runs have taken to submit.
+
+    Args:
+        streams: of the device. device: where tensors are. clock: nanoseconds of the host, monotonic.
+    """
+
+    times, ahead = 10, True
+
+    def __init__(self, streams: Streams, device: torch.device, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.device, self._streams, self._clock = device, streams, clock
+        self._submits = collections.deque([0], maxlen=4)
+        self._since: int | None = None
+
+    def hold(self) -> None:
+        self._streams.wait_here(self.moment())
+        self._streams.hold(_HELD_NS + 3 * min(max(self._submits), _MOST_HELD_NS))
+        self._since = self._clock()
+
+    def moment(self) -> Any:
+        return self._streams.mark(self._streams.current())
+
+    work = moment
+
+    def between(self, first: Any, last: Any) -> int:
+        if self._since is not None:
+            self._submits.append(self._clock() - self._since)
+            self._since = None
+        self._streams.wait_here(last)
+        nanoseconds = self._streams.between(first, last)
+        assert nanoseconds is not None, "it has happened"
+        return nanoseconds
+
+    def spent(self) -> int:
+        return self._clock()
+
+
 @dataclass(slots=True)
 class Timing:
     """A kind of collective. sizes: bytes of the buffer, rising. seconds: of each. cpu: of one worker, for each byte.
+    issue: seconds of a GPU's host, for each collective; the median of all sizes.
 
     A smaller buffer takes no longer than a larger one: where one was measured so, other work on the machine had a part in it,
     and it counts as long as the quickest that is larger.
@@ -62,6 +139,7 @@ class Timing:
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     cpu: float = 0.0
+    issue: float = 0.0
 
     @property
     def latency(self) -> float:
@@ -145,7 +223,8 @@ class Probe:
         repeats: how often a buffer of so many bytes is measured, once more not counted.
         beside: where other workers measure lines of their own at the same time, between this one and those at its place on
             these: all decide alike.
-        device: of what is sent: a network may take tensors of one kind of device only.
+        device: of what is sent: a network may take tensors of one kind of device only. None: the meter's.
+        meter: of collectives.
 
     ``timings`` is what has been found so far, ``last`` the nanoseconds of the last size on each rank, and ``spent`` those of
     all measurements on the slowest.
@@ -160,16 +239,19 @@ class Probe:
         most_seconds: float = 0.6,
         repeats: Callable[[int], int] = lambda size: 3,
         beside: Transport | None = None,
-        device: torch.device = _CPU,
+        device: torch.device | None = None,
+        meter: Meter | None = None,
     ):
-        self.beside, self.device = beside, device
+        self.meter = meter or Meter()
+        self.beside, self.device = beside, device or self.meter.device
         self.transport, self.most_seconds, self.repeats = transport, most_seconds, repeats
         axes = {axis: size for axis, (_, size) in find_axes(transport).items()}
         self.timings = Timings(link, transport.world, cores, axes=axes)
         self.last: list[int] = []
         self.spent = self._mine = 0
+        self._issues: dict[str, list[float]] = {}  # seconds of the host, by kind
         self._quickest: dict[tuple[str, int], float] = {}  # of what was measured: no noise makes a collective quicker
-        self._signal = torch.ones(1, dtype=torch.float32, device=device)
+        self._signal = torch.ones(1, dtype=torch.float32, device=self.device)
 
     def learn_copying(self) -> None:
         """Measures what DistributedDataParallel does with each gradient: scaling it into its bucket."""
@@ -204,7 +286,14 @@ class Probe:
                 continue
             if timing.sizes and self._estimate(kind, timing, target) > self.most_seconds:
                 break
-            timing.put(target, *self._time(kind, target))
+            seconds, spent = self._time(kind, target)
+            if not self.meter.ahead:
+                timing.put(target, seconds, spent)
+                continue
+            timing.put(target, seconds)
+            issues = self._issues.setdefault(kind, [])
+            issues.append(spent)
+            timing.issue = middle(issues)
 
     def meet(self) -> None:
         """Returns when all workers have come."""
@@ -229,19 +318,26 @@ class Probe:
         return max(line, high + max(0.0, high - low) / (n - m) * (size - n))
 
     def _time(self, kind: str, size: int) -> tuple[float, float]:
-        """Seconds (of the slowest worker; the median of some) and processor seconds (their mean) of one."""
+        """Seconds (of the slowest worker; the median of some) and processor seconds (their mean; on a GPU the host) of one."""
         name, narrow, axis = split_kind(kind)
         count, repeats = self.timings.size_of(kind), self.repeats(size)
         width = 2 if narrow else 4
-        buf = torch.zeros(max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32, device="cpu")
-        nanoseconds: list[int] = []
+        buf = torch.zeros(
+            max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32, device=self.device
+        )
+        meter, nanoseconds = self.meter, list[int]()
+        times = meter.times if size <= _SMALL else 1
         begin = time.perf_counter_ns()
         for repeat in range(1 + repeats):
+            meter.hold()
             self.meet()
-            start, cpu = time.perf_counter_ns(), time.process_time_ns()
-            self.transport.run(_MAKERS[name](buf, count, axis))
+            start, spent = meter.moment(), meter.spent()
+            for _ in range(times):
+                self.transport.run(_MAKERS[name](buf, count, axis))
+            spent = meter.spent() - spent
+            took = meter.between(start, meter.moment())
             if repeat:
-                nanoseconds += [time.perf_counter_ns() - start, time.process_time_ns() - cpu]
+                nanoseconds += [took // times, spent // times]
         self._mine += time.perf_counter_ns() - begin
         rows = self.all_gather_numbers([*nanoseconds, self._mine])
         self.spent = max(row[-1] for row in rows)

@@ -1,7 +1,8 @@
 """The time of a method's codec for each number, and the bytes that it moves: exchanges of one tensor of a few sizes, replayed.
 
 Where a whole model's exchange would cost too much (:mod:`grace.predict.replay`), two sizes tell: between its collectives a
-method computes for about ``a + b n`` seconds, and each of them moves about ``a + b n`` bytes.
+method computes for about ``a + b n`` seconds, and each of them moves about ``a + b n`` bytes. On a GPU these are the device's
+seconds, and issuing a bucket of T tensors takes its host about ``a + b T`` besides, which a bucket of several tensors tells.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from grace.collectives import Collective, Tally, kind_of, split_kind
 from grace.compute import resources
+from grace.compute.launching import count_compiled
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.grid import Grid
 from grace.predict.costs import Carrier
-from grace.predict.probe import middle
+from grace.predict.probe import Meter, middle
 from grace.predict.replay import Echo, heavy_tailed
 from grace.predict.timeline import Phase
 from grace.predict.ways import TO_ALL, Way
@@ -32,6 +34,9 @@ from grace.run.options import Options
 from grace.run.worker import Worker
 
 NUMBERS = (1 << 14, 1 << 20)  # of the two tensors
+ON_DEVICE = (1 << 14, 1 << 23)  # of those on a GPU, for which the larger one is but a few microseconds' work
+TENSORS = 8  # of a bucket that tells what tensors cost the host
+_COMPILES = 4  # exchanges that compile kernels, beyond those that come before
 TRACED = 1 << 16  # numbers of the exchange that is counted where bytes depend on the data
 
 
@@ -40,12 +45,15 @@ class Sample:
     """A worker's exchange of a tensor of ``numbers``.
 
     codec: nanoseconds of the thread's processor before the first collective, between any two, and after the last; the
-    median of some. moved: the kind and bytes of each collective, in their order.
+    median of some. moved: the kind and bytes of each collective, in their order. host: on a GPU, nanoseconds of its host, and
+    then ``codec`` is of the device. tensors: that the numbers are divided among.
     """
 
     numbers: int
     codec: tuple[int, ...]
     moved: tuple[tuple[str, int], ...]
+    host: int = 0
+    tensors: int = 1
 
     @property
     def seconds(self) -> float:
@@ -59,17 +67,22 @@ class Rate:
 
     codec: seconds a + b n before the first collective, between any two, and after the last, as pairs (a, b). moved: the kind
     of each collective and its bytes a + b n, as (kind, a, b). axes: of a grid, and how many workers there are along each.
+    host: on a GPU, seconds a + b T of its host for a bucket of T tensors, without what collectives cost it; there a bucket's
+    tensors go through the codec as one. None: on a processor, where each goes by itself.
     """
 
     world: int
     codec: tuple[tuple[float, float], ...]
     moved: tuple[tuple[str, float, float], ...]
     axes: Mapping[str, int] = field(default_factory=dict)
+    host: tuple[float, float] | None = None
 
     @classmethod
-    def through(cls, world: int, samples: Sequence[Sample], axes: Mapping[str, int] | None = None) -> Rate:
+    def through(
+        cls, world: int, samples: Sequence[Sample], axes: Mapping[str, int] | None = None, bucket: Sample | None = None
+    ) -> Rate:
         """The lines through two samples, the smaller first; of one sample, or of two that differ in their collectives, the
-        line from nothing through the last.
+        line from nothing through the last. ``bucket``: on a GPU, one of several tensors, with as many numbers as the first.
         """
         first, last = samples[0], samples[-1]
         if [kind for kind, _ in first.moved] != [kind for kind, _ in last.moved]:
@@ -82,7 +95,18 @@ class Rate:
             (kind, *_line((first.numbers, float(size)), (last.numbers, float(other))))
             for (kind, size), (_, other) in zip(first.moved, last.moved, strict=True)
         )
-        return cls(world, codec, moved, axes or {})
+        host = None
+        if bucket is not None:
+            host = _line((1, samples[0].host / 1e9), (bucket.tensors, bucket.host / 1e9))
+        return cls(world, codec, moved, axes or {}, host)
+
+    def issue(self, tensors: int, network: Carrier) -> float:
+        """Seconds of a GPU's host for a bucket of so many tensors: of the codec, and of the collectives."""
+        start, each = self.host or (0.0, 0.0)
+        seconds = start + each * tensors
+        for kind, _, _ in self.moved:
+            seconds += network.issue(kind)
+        return seconds
 
     def seconds(self, numbers: int) -> float:
         """Processor seconds of the codec for one tensor of so many."""
@@ -106,7 +130,7 @@ class Rate:
         total, count = sum(numbers), len(numbers)
         timeline: list[Phase] = []
         for k, (start, each) in enumerate(self.codec):
-            seconds = start * count + each * total
+            seconds = start * (count if self.host is None else 1) + each * total
             timeline.append((seconds, seconds))
             if k < len(self.moved):
                 kind, head, width = self.moved[k]
@@ -136,56 +160,87 @@ class Rater:
     Args:
         samples: exchanges that are timed, >= 1. warm: that come before, and make memories and workspaces.
         way: of the exchange.
+        meter: of codecs; None: on this thread's processor.
+
+    ``numbers`` are the sizes that tell. ``compiling``: nanoseconds of exchanges for which kernels were compiled, none of which
+    is timed.
     """
 
-    def __init__(self, samples: int = 3, warm: int = 1, way: Way = TO_ALL):
-        self.samples, self.warm, self.way = samples, warm, way
+    def __init__(self, samples: int = 3, warm: int = 1, way: Way = TO_ALL, meter: Meter | None = None):
+        self.samples, self.warm, self.way, self.meter = samples, warm, way, meter or Meter()
+        self.numbers = ON_DEVICE if self.meter.ahead else NUMBERS
+        self.compiling = 0
         self._sources: dict[int, Tensor] = {}
 
-    def run(self, method: Method[Any] | str, world: int, numbers: int, patience: float = math.inf) -> Sample:
+    def run(
+        self, method: Method[Any] | str, world: int, numbers: int, patience: float = math.inf, tensors: int = 1
+    ) -> Sample:
         """Exchange of so many numbers by one worker, among ``world``, with whatever memory the method has; the first alone if
-        it takes more seconds than ``patience``.
+        it takes more seconds than ``patience``. ``tensors``: that they are divided among.
         """
         policy = Policy([("*", method)])
         sizes = dict(policy.axes(world))
         axes = Grid(sizes).place(0) if sizes else {}
-        source = self._sources.setdefault(numbers, heavy_tailed(numbers))
-        x = torch.empty(_matrix(numbers), dtype=torch.float32, device="cpu")
-        source = source[: x.numel()].view(x.shape)
+        meter, shape = self.meter, _matrix(numbers // tensors)
+        if numbers not in self._sources:
+            self._sources[numbers] = heavy_tailed(numbers).to(meter.device)
+        xs = {f"weight{k}": torch.empty(shape, dtype=torch.float32, device=meter.device) for k in range(tensors)}
+        size = math.prod(shape)
+        given = self._sources[numbers][: size * tensors].view(tensors, *shape)
         with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             worker = Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes)
-            samples = []
-            for sample in range(self.warm + self.samples):
-                x.copy_(source)
-                watch = _Watch(Echo(world, sizes))
-                drive(self.way.exchange(worker, policy.method_for("weight", x, 0), x), watch)
-                watch.marks.append(time.thread_time_ns())
+            samples, hosts = list[list[int]](), list[int]()
+            come, compiles = 0, 0  # exchanges before those that are timed, and those of them that have compiled
+            while len(samples) < self.samples:
+                for x, part in zip(xs.values(), given, strict=True):
+                    x.copy_(part)
+                compiled, begin = count_compiled(), time.perf_counter_ns()
+                meter.hold()
+                watch = _Watch(Echo(world, sizes), meter)
+                drive(self.way.exchange(worker, policy.method_for("weight0", xs["weight0"], 0), xs), watch)
+                parts, host = watch.end()
                 worker.workspace.reset()
                 worker.advance()
-                parts = [end - start for start, end in zip(watch.marks[::2], watch.marks[1::2], strict=True)]
-                if sample >= self.warm:
+                if meter.ahead and count_compiled() != compiled and compiles < self.warm + _COMPILES:
+                    self.compiling += time.perf_counter_ns() - begin
+                    compiles += 1
+                elif come >= self.warm:
                     samples.append(parts)
-                elif sum(parts) > patience * 1e9:
-                    samples = [parts]
-                    break
+                    hosts.append(host)
+                else:
+                    come += 1
+                    if sum(parts) > patience * 1e9:
+                        samples, hosts = [parts], [host]
+                        break
         codec = tuple(int(middle(column)) for column in zip(*samples, strict=True))
-        return Sample(x.numel(), codec, tuple(watch.moved))
+        spent = int(middle(hosts)) if meter.ahead else 0
+        return Sample(size * tensors, codec, tuple(watch.moved), spent, tensors)
 
 
 class _Watch:
     """A network that notes when it is asked, and when it has answered."""
 
-    def __init__(self, echo: Echo):
-        self.echo, self.moved = echo, list[tuple[str, int]]()
-        self.marks = [time.thread_time_ns()]
+    def __init__(self, echo: Echo, meter: Meter):
+        self.echo, self.moved, self._meter = echo, list[tuple[str, int]](), meter
+        self._answering, self._began = 0, meter.spent()
+        self.marks = [meter.work()]
 
     def run(self, op: Collective) -> Tensor:
-        self.marks.append(time.thread_time_ns())
+        self.marks.append(self._meter.work())
         self.moved.append((kind_of(op), op.buf.numel() * op.buf.element_size()))
+        start = self._meter.spent()
         answer = self.echo.run(op)
-        self.marks.append(time.thread_time_ns())
+        self._answering += self._meter.spent() - start
+        self.marks.append(self._meter.work())
         return answer
+
+    def end(self) -> tuple[list[int], int]:
+        """Nanoseconds of each part of the codec, and those of the host, without answers."""
+        self.marks.append(self._meter.work())
+        host = self._meter.spent() - self._began - self._answering
+        pairs = list(zip(self.marks[::2], self.marks[1::2], strict=True))[::-1]
+        return [self._meter.between(start, end) for start, end in pairs][::-1], host
 
 
 def moved_by(method: Method[Any], numbers: int, world: int) -> dict[str, Tally]:

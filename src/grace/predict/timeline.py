@@ -1,12 +1,15 @@
 """The timeline of a step: what it computes, played against what its buckets encode, move and decode.
 
-The model's thread computes, and each bucket of gradients, once it is ready, goes through the exchange. With one lane that
-happens one bucket after the other; with two, one thread encodes and decodes while the other moves bytes. All draw on the
-worker's share of the cores, which a fair scheduler divides: who needs less than an equal part gets all it needs, the others
-divide the rest. The optimizer waits for all of them.
+The model's thread computes, and each bucket of gradients, once it is ready, goes through the exchange, one bucket after the
+other. All draw on the worker's share of the cores, which a fair scheduler divides: who needs less than an equal part gets all
+it needs, the others divide the rest. The optimizer waits for all of them.
 
-With cores to spare, and d_j for what a bucket takes that is ready at r_j, one lane ends at ``F_j = max(F_(j-1), r_j) + d_j``,
-and the step at ``max(r_B, F_B) + (C - r_B)``. Where cores are shared there is no closed form: events are played.
+On a GPU the device computes, encodes and decodes, and its host is a lane more (:class:`Host`): a bucket's exchange begins when
+the host has issued it, and no step is shorter than what the host has to do in it.
+
+With cores to spare, and d_j for what a bucket takes that is ready at r_j and issued at i_j, exchanges end at
+``F_j = max(F_(j-1), r_j, i_j) + d_j``, and the step at ``max(r_B, F_B) + (C - r_B)``. Where cores are shared there is no
+closed form: events are played.
 
 How often messages follow each other, and what passes a worker's link:
 
@@ -29,10 +32,10 @@ Sums of floats are written out: the builtin rounds them otherwise from Python 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from grace.collectives import ring_bytes, split_kind
-from grace.errors import out_of_range
 
 Phase: TypeAlias = tuple[float, float]
 """(processor seconds, seconds undisturbed) of what a lane does without a break."""
@@ -67,15 +70,48 @@ def wire_bytes(kind: str, size: float, world: int) -> float:
     return size * times[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The lane of a host that submits all that a device does, one thing after the other.
+
+    Attributes:
+        own: seconds of a step that it spends on what is no exchange.
+        arrives: moments when it comes to each bucket, in seconds from the beginning of the device's step, as if issuing took
+            no time; negative where it is ahead. Empty: it never waits for the device, and is ahead as far as it can be.
+        issues: seconds that it takes to issue the exchange of each bucket, which cannot begin before.
+    """
+
+    own: float = 0.0
+    arrives: Sequence[float] = ()
+    issues: Sequence[float] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: none takes less, however little the device has to do."""
+        total = self.own
+        for seconds in self.issues:
+            total += seconds
+        return total
+
+    @property
+    def issued(self) -> list[float]:
+        """The moments when exchanges may begin, by bucket; empty: whenever there is a gradient."""
+        out, spent = [], 0.0
+        for arrives, seconds in zip(self.arrives, self.issues if self.arrives else (), strict=True):
+            spent += seconds
+            out.append(arrives + spent)
+        return out
+
+
 def play(
     compute: float,
     threads: float,
     cores: float,
     ready: Sequence[float],
     jobs: Sequence[Sequence[Phase]],
-    lanes: int = 1,
+    host: Host | None = None,
     *,
-    older_first: bool = True,
+    urgent: bool = False,
 ) -> float:
     """Seconds of a step.
 
@@ -85,107 +121,58 @@ def play(
         cores: of one worker, > 0.
         ready: when each bucket is ready, as shares of ``compute``, rising.
         jobs: of each bucket, its phases: codec, move, codec, ..., codec.
-        lanes: 1, or 2: one encodes and decodes, what can then travel first; one moves, in an order that depends on nothing
-            that is measured: by bucket + round.
-        older_first: with two lanes, whether of two such moves that of the older bucket goes first.
-
-    Raises:
-        ConfigurationError: another number of lanes.
+        host: of the device that does all this; None: the processor that submits it.
+        urgent: whether exchanges get all that they need of the cores, and the model the rest, as on a stream of high priority.
     """
-    if lanes not in (1, 2):
-        raise out_of_range("play", "lanes", lanes, "1 or 2")
     last = ready[-1] * compute if ready else compute
     moments = [at * compute for at in ready]
-    if lanes == 1:
-        end = _play_one(last, threads, cores, moments, jobs)
-    else:
-        end = _play_two(last, threads, cores, moments, jobs, older_first)
-    return end + (compute - last) / min(float(threads), cores)
+    issued = host.issued if host is not None else []
+    end = _play(last, threads, cores, moments, jobs, issued or [0.0] * len(moments), urgent)
+    end += (compute - last) / min(float(threads), cores)
+    return end if host is None else max(end, host.seconds)
 
 
-def _play_one(
-    last: float, threads: float, cores: float, moments: Sequence[float], jobs: Sequence[Sequence[Phase]]
-) -> float:
+def _play(
+    last: float, threads: float, cores: float, moments: Sequence[float], jobs: Sequence[Sequence[Phase]],
+    issued: Sequence[float], urgent: bool,
+) -> float:  # fmt: skip
     """The time when the last gradient is there, and all exchanges have ended."""
-    queue = [(at, cpu, seconds) for at, job in zip(moments, jobs, strict=True) for cpu, seconds in job if seconds > 0]
+    queue = [
+        (at, begins, cpu, seconds)
+        for at, begins, job in zip(moments, issued, jobs, strict=True)
+        for cpu, seconds in job
+        if seconds > 0
+    ]
     now = done = 0.0
     at = 0
-    left = queue[0][2] if queue else 0.0  # undisturbed seconds of the first phase
+    left = queue[0][3] if queue else 0.0  # undisturbed seconds of the first phase
     while done < last - _TINY or at < len(queue):
         computing = done < last - _TINY
-        moving = at < len(queue) and done >= queue[at][0] - _TINY
-        wants = queue[at][1] / queue[at][2] if moving else 0.0  # cores, at full speed
-        share, theirs = share_cores((float(threads) if computing else 0.0, wants), cores)
+        there = at < len(queue) and done >= queue[at][0] - _TINY
+        moving = there and now >= queue[at][1] - _TINY
+        wants = queue[at][2] / queue[at][3] if moving else 0.0  # cores, at full speed
+        model = float(threads) if computing else 0.0
+        if urgent:
+            theirs = min(wants, cores)
+            share = min(model, cores - theirs)
+        else:
+            share, theirs = share_cores((model, wants), cores)
         speed = theirs / wants if wants > 0 else 1.0
-        span = left / speed if moving else (min(queue[at][0], last) if at < len(queue) else last) - done
-        if not moving:
-            span /= share
-        elif computing:
-            span = min(span, (last - done) / share)
+        spans = []
+        if moving:
+            spans.append(left / speed)
+        elif there:
+            spans.append(queue[at][1] - now)
+        if share > 0:
+            spans.append(((last if there or at == len(queue) else min(queue[at][0], last)) - done) / share)
+        span = min(spans)
         now += span
         done = min(done + share * span, last)
         if moving:
             left -= speed * span
             if left <= _TINY:
                 at += 1
-                left = queue[at][2] if at < len(queue) else 0.0
-    return now
-
-
-def _play_two(
-    last: float, threads: float, cores: float, moments: Sequence[float], jobs: Sequence[Sequence[Phase]], older: bool
-) -> float:
-    """As :func:`_play_one`, with a lane for codecs and one for moves."""
-    order = sorted(
-        ((j, k) for j, job in enumerate(jobs) for k in range(1, len(job), 2)),
-        key=lambda move: (move[0] + move[1] // 2, -move[1] if older else move[1]),
-    )
-    phase = [0] * len(jobs)  # the next one of each bucket
-    now = done = 0.0
-    codec: list[float] | None = None  # bucket, undisturbed seconds left
-    net: list[float] | None = None
-    sent = 0
-    while done < last - _TINY or any(at < len(job) for at, job in zip(phase, jobs, strict=True)):
-        if codec is None:
-            busy = -1 if net is None else int(net[0])
-            can = [
-                j for j, job in enumerate(jobs)
-                if phase[j] < len(job) and phase[j] % 2 == 0 and done >= moments[j] - _TINY and j != busy
-            ]  # fmt: skip
-            if can:
-                j = min(can, key=lambda j: (phase[j] == len(jobs[j]) - 1, j))
-                codec = [j, jobs[j][phase[j]][1]]
-        if net is None and sent < len(order) and phase[order[sent][0]] == order[sent][1]:
-            net = [order[sent][0], jobs[order[sent][0]][order[sent][1]][1]]
-            sent += 1
-        computing = done < last - _TINY
-        wants = [float(threads) if computing else 0.0]
-        for lane in (codec, net):
-            cpu, seconds = jobs[int(lane[0])][phase[int(lane[0])]] if lane else (0.0, 0.0)
-            wants.append(cpu / seconds if seconds > 0 else 0.0)
-        gets = share_cores(wants, cores)
-        spans = []
-        if computing:
-            until = min([at for at in moments if at > done + _TINY] + [last])
-            spans.append((until - done) / gets[0])
-        speeds = [gets[i] / wants[i] if wants[i] > 0 else 1.0 for i in (1, 2)]
-        for lane, speed in zip((codec, net), speeds, strict=True):
-            if lane:
-                spans.append(lane[1] / speed)
-        span = min(spans)
-        now += span
-        done = min(done + gets[0] * span, last)
-        ended = []
-        for lane, speed in zip((codec, net), speeds, strict=True):
-            if lane:
-                lane[1] -= speed * span
-            ended.append(lane is not None and lane[1] <= _TINY)
-        if codec is not None and ended[0]:
-            phase[int(codec[0])] += 1
-            codec = None
-        if net is not None and ended[1]:
-            phase[int(net[0])] += 1
-            net = None
+                left = queue[at][3] if at < len(queue) else 0.0
     return now
 
 

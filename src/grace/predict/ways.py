@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,8 +29,8 @@ class Way(Protocol):
     def joins(self) -> bool:
         """True if what is not compressed travels in the collective of what is, if both are in one bucket."""
 
-    def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
-        """Exchanges a matrix ``x`` of one worker, donated, under the worker's policy, which has this method for it."""
+    def exchange(self, worker: Worker, method: Method[Any], xs: Mapping[str, Tensor]) -> Exchange[None]:
+        """Exchanges matrices of one worker, donated, as a bucket, under the worker's policy, which has this method for all."""
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """Traffic of a method for a tensor of this shape; None: that varies."""
@@ -56,11 +56,11 @@ class ToAll:
 
     joins = False
 
-    def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
+    def exchange(self, worker: Worker, method: Method[Any], xs: Mapping[str, Tensor]) -> Exchange[None]:
         """See :class:`Way`."""
-        mean = (yield from worker.exchange({"weight": x}))["weight"].mean
-        if mean.data_ptr() != x.data_ptr():
-            x.copy_(mean)
+        for name, out in (yield from worker.exchange(dict(xs))).items():
+            if out.mean.data_ptr() != xs[name].data_ptr():
+                xs[name].copy_(out.mean)
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """See :class:`Way`."""
@@ -96,15 +96,16 @@ class ToOwners:
 
     joins = True
 
-    def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
-        """See :class:`Way`. ``x`` is left as it is: rows are copied, as a session takes them."""
-        rows = _rows(x, worker.world)
+    def exchange(self, worker: Worker, method: Method[Any], xs: Mapping[str, Tensor]) -> Exchange[None]:
+        """See :class:`Way`. All are left as they are: rows are copied, as a session takes them."""
+        rows = {name: _rows(x, worker.world) for name, x in xs.items()}
         if self._travels_plain(method):
-            out = yield from sum_rows(rows.to(self.dtype))
-        else:
-            copy = rows.to(torch.float32, copy=True)
-            out = (yield from worker.scatter({"weight": copy}))["weight"].mean.mul_(worker.world)
-        rows[worker.rank].copy_(out)
+            for part in rows.values():
+                part[worker.rank].copy_((yield from sum_rows(part.to(self.dtype))))
+            return
+        outs = yield from worker.scatter({name: part.to(torch.float32, copy=True) for name, part in rows.items()})
+        for name, part in rows.items():
+            part[worker.rank].copy_(outs[name].mean.mul_(worker.world))
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """See :class:`Way`. Rows are padded to one length."""

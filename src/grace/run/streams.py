@@ -10,6 +10,8 @@ import torch
 
 from grace.flags.capturing import capturing
 
+_CYCLES = 2.0  # of a GPU in a nanosecond, or fewer
+
 
 class Streams(Protocol):
     """The streams of one device. Work is submitted to the current one; nothing here makes the host wait."""
@@ -43,6 +45,9 @@ class Streams(Protocol):
 
     def wait_here(self, mark: Any) -> None:
         """Makes the host wait until a mark has happened, and for nothing later."""
+
+    def hold(self, nanoseconds: int) -> None:
+        """Keeps the current stream busy for about so long: what is submitted meanwhile is done without a break afterwards."""
 
     def capturing(self) -> bool:
         """True if what this thread submits is captured into a graph, not done."""
@@ -85,6 +90,9 @@ class CudaStreams:
 
     def wait_here(self, mark: Any) -> None:
         mark.synchronize()
+
+    def hold(self, nanoseconds: int) -> None:
+        torch.cuda._sleep(int(_CYCLES * nanoseconds))  # type: ignore[no-untyped-call]
 
     def capturing(self) -> bool:
         with self.here():  # what is asked is the current stream of the current device

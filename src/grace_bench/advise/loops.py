@@ -50,7 +50,7 @@ class OuterCost(Cost):
         codec = tuple(adds / every for adds in whole.codec)
         return dataclasses.replace(whole, codec=codec, sent=whole.sent / every)
 
-    def seconds(self, step: Step, network: Carrier, world: int, lanes: int = 1) -> float:
+    def seconds(self, step: Step, network: Carrier, world: int) -> float:
         """Seconds of a step: it waits for what of an exchange the ``delay`` steps beside it do not hide."""
         jobs = self._inner.jobs(step, network, world)
         exchange = sum(undisturbed for job in jobs for _, undisturbed in job)
@@ -66,9 +66,9 @@ class GossipCost(OuterCost):
         super().__init__(inner, OuterSettings(every=1))
         self._overlap = overlap
 
-    def seconds(self, step: Step, network: Carrier, world: int, lanes: int = 1) -> float:
+    def seconds(self, step: Step, network: Carrier, world: int) -> float:
         """Seconds of a step."""
-        whole = super().seconds(step, network, world, lanes)
+        whole = super().seconds(step, network, world)
         return max(step.seconds, whole - step.seconds) if self._overlap else whole
 
 

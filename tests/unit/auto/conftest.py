@@ -15,7 +15,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Milliseconds of a bucket under each method, as calibration finds them; a look finds what they are then."""
     each = {"none": 40.0, "bf16": 25.0, "topk": 2.0, "qsgd:bits=4": 8.0}
 
-    def look(transport: Any, known: Calibration, methods: Any, *, first: Any, beside: Any) -> Calibration:
+    def look(transport: Any, known: Calibration, methods: Any, *, first: Any, **_: Any) -> Calibration:
         assert list(methods) == list(known.rates), "numbers of another minute must not compete with new ones"
         return replace(calibration(each), spent={**known.spent, "looks": MS})
 

@@ -46,9 +46,12 @@ class Handle(Choosing):
     def __init__(self, transport: Any, auto: Auto | str | None, method: Any = "none", compute: int = 100):
         super().__init__(Steps(Session(LIKE, method, transport, Options())))
         self.now, self.compute, self.step = 0, compute, 0
-        self._clock = lambda: self.now
+        self._clock = self._time
         self.used: list[str] = []
         self._begin_auto(Auto.read(auto) if isinstance(auto, str) else auto)
+
+    def _time(self) -> int:
+        return self.now
 
     def detach(self) -> None: ...
 

@@ -142,11 +142,10 @@ def test_narrow_sums_cost_the_processor_more():
     assert narrow > wide > 0
 
 
-def test_lanes_are_played():
+def test_a_step_is_played_on_the_timeline():
     step = Step(0.1, (0.5, 0.5), (1_000_000, 1_000_000), 8.0, ADD)
     cost = Cost(lambda world: Replay(world, (50.0, 50.0), ({"AllGather": Tally(1, 1e6)},) * 2, 0.0))
     network = step.over(link("1gbit"))
-    assert cost.seconds(step, network, 4, lanes=2) < cost.seconds(step, network, 4)
     jobs = cost.jobs(step, network, 4)
     assert [len(job) for job in jobs] == [3, 3]
     assert cost.seconds(step, network, 4) == play(step.compute, 8, 8.0, step.ready, jobs)

@@ -1,10 +1,18 @@
-import itertools
+import dataclasses
 import random
 
 import pytest
 
-from grace.errors import ConfigurationError
-from grace.predict.timeline import bucket_readiness, hops, play, share_cores, shares_of, usual_readiness, wire_bytes
+from grace.predict.timeline import (
+    Host,
+    bucket_readiness,
+    hops,
+    play,
+    share_cores,
+    shares_of,
+    usual_readiness,
+    wire_bytes,
+)
 
 KINDS = ("AllReduce", "AllGather", "AllToAll", "ReduceScatter", "Broadcast", "Permute")
 
@@ -58,59 +66,71 @@ def one_lane(compute, ready, jobs):
     return max(last, end) + compute - last
 
 
-def two_lanes(compute, ready, jobs):
-    """The closed form where all encoding comes first: X_j, N_j, D_j."""
-    encoded = moved = decoded = 0.0
-    for at, ((_, enc), (_, net), (_, dec)) in zip(ready, jobs, strict=True):
-        encoded = max(encoded, at * compute) + enc
-        moved = max(moved, encoded) + net
-        decoded = max(decoded, moved) + dec
-    last = ready[-1] * compute
-    return max(last, decoded) + compute - last
-
-
 @pytest.mark.parametrize("seed", range(50))
 def test_with_cores_to_spare_one_lane_has_a_closed_form(seed):
     compute, ready, jobs = random_step(random.Random(seed), rounds=1 + seed % 2)
     assert play(compute, 1, 3.0, ready, jobs) == pytest.approx(one_lane(compute, ready, jobs), abs=1e-9)
 
 
+def random_host(rng, ready, compute):
+    """A host that is somewhat ahead of the device, or behind it."""
+    lead = rng.uniform(-0.1, 0.5)
+    arrives = [at * compute * rng.uniform(0.5, 1.0) - lead for at in ready]
+    return Host(rng.uniform(0.0, 1.5), sorted(arrives), [rng.uniform(0.0, 0.3) for _ in ready])
+
+
+def with_host(compute, ready, jobs, host):
+    """The closed form with a host: i_j = a_j + h_1 + ... + h_j, F_j = max(F_(j-1), r_j, i_j) + d_j."""
+    end = issuing = 0.0
+    for at, arrives, issues, job in zip(ready, host.arrives, host.issues, jobs, strict=True):
+        issuing += issues
+        end = max(end, at * compute, arrives + issuing) + sum(seconds for _, seconds in job)
+    last = ready[-1] * compute
+    return max(max(last, end) + compute - last, host.own + issuing)
+
+
 @pytest.mark.parametrize("seed", range(50))
-def test_with_cores_to_spare_two_lanes_have_a_closed_form_and_are_never_later(seed):
+def test_a_host_is_a_lane_more(seed):
     rng = random.Random(seed)
     compute, ready, jobs = random_step(rng)
-    for job in jobs:  # decoding takes nothing, so that no encoding waits for it
-        job[2] = (0.0, 0.0)
-    played = play(compute, 1, 4.0, ready, jobs, 2)
-    assert played == pytest.approx(two_lanes(compute, ready, jobs), abs=1e-9)
-    for rounds, older in itertools.product((1, 2), (True, False)):
-        compute, ready, jobs = random_step(rng, rounds=rounds)
-        apart, alone = play(compute, 1, 4.0, ready, jobs, 2, older_first=older), play(compute, 1, 4.0, ready, jobs)
-        assert rounds == 2 or apart <= alone + 1e-9
+    host = random_host(rng, ready, compute)
+    played = play(compute, 1, 3.0, ready, jobs, host)
+    assert played == pytest.approx(with_host(compute, ready, jobs, host), abs=1e-9)
+    assert played >= play(compute, 1, 3.0, ready, jobs)
+    free = dataclasses.replace(host, arrives=())
+    assert play(compute, 1, 3.0, ready, jobs, free) == max(play(compute, 1, 3.0, ready, jobs), host.seconds)
+
+
+def test_a_bucket_begins_when_the_host_has_issued_it():
+    """The second bucket is there at 0.5, and the host has issued it at 0.9; the first at 0.4, before it is there."""
+    jobs = [[(0.0, 0.1)], [(0.0, 0.2)]]
+    host = Host(0.0, (0.1, 0.2), (0.3, 0.4))
+    assert host.issued == pytest.approx([0.4, 0.9])
+    assert play(0.5, 1, 4.0, (1.0, 1.0), jobs, host) == pytest.approx(0.9 + 0.2)
+    assert play(0.5, 1, 4.0, (1.0, 1.0), jobs) == pytest.approx(0.5 + 0.3)
+    assert play(0.5, 1, 4.0, (1.0, 1.0), jobs, Host(2.0, (), (0.3, 0.4))) == pytest.approx(2.7), (
+        "the host is the slowest"
+    )
+
+
+def test_urgent_codecs_take_their_own_time_and_the_model_waits():
+    job = [(0.2, 0.2), (0.0, 0.3), (0.1, 0.1)]
+    assert play(1.0, 1, 1.0, (0.4, 1.0), [job, []], urgent=True) == pytest.approx(1.0 + 0.3)
+    fair = play(1.0, 1, 1.0, (0.4, 1.0), [job, []])
+    assert fair == pytest.approx(1.3), "no core idles"
+    last = [[], job]
+    assert play(1.0, 1, 1.0, (0.4, 1.0), last, urgent=True) == play(1.0, 1, 1.0, (0.4, 1.0), last)
 
 
 @pytest.mark.parametrize("seed", range(50))
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_no_step_is_shorter_than_its_processor_time(seed, lanes):
+@pytest.mark.parametrize("urgent", [False, True])
+def test_no_step_is_shorter_than_its_processor_time(seed, urgent):
     compute, ready, jobs = random_step(random.Random(seed), rounds=1 + seed % 3)
     cores = random.Random(seed).choice([0.25, 0.5, 1.0, 2.0])
     work = compute + sum(cpu for job in jobs for cpu, _ in job)
-    played = play(compute, 1, cores, ready, jobs, lanes)
+    played = play(compute, 1, cores, ready, jobs, urgent=urgent)
     assert played >= work / cores * (1 - 1e-9)
     assert played <= compute / min(1, cores) + sum(max(s, c / cores) for job in jobs for c, s in job) * 3
-
-
-def test_two_lanes_encode_the_next_bucket_while_one_moves():
-    job = [(0.1, 0.1), (0.0, 1.0), (0.1, 0.1)]
-    assert play(1.0, 1, 4.0, (0.5, 0.5), [job, job]) == pytest.approx(0.5 + 2.4 + 0.5)
-    assert play(1.0, 1, 4.0, (0.5, 0.5), [job, job], 2) == pytest.approx(0.5 + 0.1 + 2.0 + 0.1 + 0.5)
-
-
-def test_the_order_of_moves_is_by_bucket_and_round():
-    """Two rounds: the older bucket's second move goes before the younger one's first, or after it."""
-    jobs = [[(0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.0, 1.0), (0.0, 0.0)], [(0.0, 0.0), (0.0, 1.0), (0.0, 0.0)]]
-    assert play(0.0, 1, 4.0, (0.0, 0.0), jobs, 2) == pytest.approx(1 + 0.5 + 1 + 1)
-    assert play(0.0, 1, 4.0, (0.0, 0.0), jobs, 2, older_first=False) == pytest.approx(1 + 1 + 1)
 
 
 def test_cores_are_shared_fairly():
@@ -120,15 +140,10 @@ def test_cores_are_shared_fairly():
     assert share_cores([0.0, 2.0], 1.0) == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("lanes", [0, 3])
-def test_other_numbers_of_lanes_are_refused(lanes):
-    with pytest.raises(ConfigurationError, match=f"lanes={lanes} is out of range; legal: 1 or 2"):
-        play(1.0, 1, 1.0, (), [], lanes)
-
-
 def test_nothing_to_exchange():
     assert play(1.0, 1, 1.0, (), []) == pytest.approx(1.0)
-    assert play(1.0, 1, 0.5, (), [], 2) == pytest.approx(2.0)
+    assert play(1.0, 1, 0.5, (), [], urgent=True) == pytest.approx(2.0)
+    assert play(1.0, 1, 1.0, (), [], Host(3.0)) == pytest.approx(3.0)
 
 
 def test_buckets_are_ready_with_their_last_parameter():

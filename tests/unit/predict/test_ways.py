@@ -23,7 +23,10 @@ def exchanged(way: Way, text: str, shape: tuple[int, int] = (6, 8)) -> list[torc
     """Tensors of each worker afterwards."""
     policy = Policy([("*", text)])
     xs = [torch.full(shape, float(rank + 1)) for rank in range(W)]
-    runs = [way.exchange(Worker(policy, rank, W), policy.method_for("weight", x, 0), x) for rank, x in enumerate(xs)]
+    runs = [
+        way.exchange(Worker(policy, rank, W), policy.method_for("weight", x, 0), {"weight": x})
+        for rank, x in enumerate(xs)
+    ]
     simulate(runs)
     return xs
 

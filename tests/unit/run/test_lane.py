@@ -220,6 +220,10 @@ def test_marks_are_events_with_a_time_that_nobody_waits_for(monkeypatch: pytest.
     assert not last.happened
     streams.wait_here(last)
     assert streams.between(first, last) == 2_500_000
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append(cycles))
+    calls: list[int] = []
+    streams.hold(3_000_000)
+    assert calls == [6_000_000], "2 GHz, or less"
 
 
 @pytest.mark.parametrize(
