@@ -36,6 +36,15 @@ def advise(
         float | None, typer.Option("--step-ms", help="A step without communication; measured here without it.")
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="With --task: samples of one worker.")] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: codecs are timed on this machine's GPU; needs --step-ms.")
+    ] = "cpu",
+    codecs: Annotated[
+        Path | None,
+        typer.Option(
+            "--codecs", help="With --device cuda: codecs.json of grace bench codecs --device cuda, not a GPU here."
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Timed exchanges of each method, at most.")] = 5,
     out: Annotated[Path | None, typer.Option("--out", help="A figure: .svg or .html.")] = None,
     as_json: Json = False,
@@ -62,7 +71,7 @@ def advise(
     subject = of_task(task, batch) if task is not None else of_model(str(model))
     advice, seconds = ask(
         subject, chosen, counts, methods=None if methods is None else parse_methods(methods), step_ms=step_ms, cores=cores,
-        samples=samples, tell=lambda text: typer.echo(f"measuring {text}", err=True),
+        samples=samples, device=device, codecs=codecs, tell=lambda text: typer.echo(f"measuring {text}", err=True),
     )  # fmt: skip
     if out is not None:
         for path in draw(advice, seconds, out):

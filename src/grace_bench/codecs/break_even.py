@@ -91,13 +91,13 @@ class BreakEvenBench(Bench):
         rows = []
         for (name, size, count), operations in groups.items():
             cast, add = groups.get((CAST, size, count), {}), adds.get((size, count))
-            codec = _codec_seconds(name, operations)
+            codec = codec_seconds(name, operations)
             if (name, size) in self._moved and codec is not None and add is not None:
                 step, workers = step_of(size, count, add / size), self.plan.workers
                 half = {f"AllReduce{NARROW}": Tally(1, 2 * size)}
                 dense = {
                     "fp32": Exchange(0.0, {"AllReduce": Tally(1, 4 * size)}, step, workers),
-                    CAST: Exchange(_codec_seconds(CAST, cast) or 0.0, half, step, workers),
+                    CAST: Exchange(codec_seconds(CAST, cast) or 0.0, half, step, workers),
                 }
                 row = self._row(Exchange(codec, self._moved[name, size], step, workers), dense)
                 rows.append({"method": name, "size": size, "threads": count, **row})
@@ -122,9 +122,9 @@ class BreakEvenBench(Bench):
         return {**out, "links": links}
 
 
-def _codec_seconds(name: str, operations: dict[str, Row]) -> float | None:
+def codec_seconds(name: str, operations: Mapping[str, Row], column: str = "microseconds") -> float | None:
     """Encoding, with error feedback where the recipe has a memory, and decoding; None if one was not measured."""
     wanted = ENCODE if method(name) == variants(name)[0] or FEEDBACK not in operations else FEEDBACK
     if wanted not in operations or DECODE not in operations:
         return None
-    return sum(float(operations[operation]["microseconds"]) for operation in (wanted, DECODE)) / 1e6
+    return sum(float(operations[operation][column]) for operation in (wanted, DECODE)) / 1e6
