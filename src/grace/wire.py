@@ -15,15 +15,13 @@ so that every sealed wire, and every 4-byte field in front of the smaller ones, 
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Sequence
-from typing import overload
 
 import torch
 from torch import Tensor
 
-from grace.errors import InputError, PayloadError, StepMismatch
+from grace.errors import PayloadError, StepMismatch
 from grace.flags.capturing import CapturedStep
 from grace.flags.finite import Flag, on_host
 from grace.flags.refusals import refuse_unless
@@ -182,79 +180,17 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return view_as(sealed[:, HEADER : HEADER + width], dtype)
 
 
-class Gathered(Sequence[Tensor]):
-    """The wires ``[1, w]`` of one tensor, one of each sender, where they lie in rows that stay.
-
-    A sequence of tensors, which are made when they are asked for: native decoders need only the addresses.
-
-    Args:
-        rows: ``[W, s]`` uint8, contiguous rows.
-        at: the byte of a row where the sealed wire begins.
-        width: bytes of the wire. dtype: of its numbers.
-
-    Raises:
-        InputError: other rows, or shorter ones.
-    """
-
-    __slots__ = ("_at", "_rows", "_views", "dtype", "pointers", "width")
-
-    def __init__(self, rows: Tensor, at: int, width: int, dtype: torch.dtype = torch.uint8):
-        if rows.dtype is not torch.uint8 or rows.stride(1) != 1 or at + HEADER + width > rows.shape[1]:
-            raise InputError(
-                f"wires of {width} bytes at byte {at + HEADER} must lie in rows uint8 [W, s], bytes side by side, "
-                f"got {rows.dtype} {list(rows.shape)} {rows.stride()}"
-            )
-        self._rows, self._at, self.width, self.dtype = rows, at, width, dtype
-        self._views: list[Tensor] | None = None
-        first, step = rows.data_ptr() + at + HEADER, rows.stride(0)
-        self.pointers = (ctypes.c_void_p * len(rows))(*range(first, first + step * len(rows), step))
-
-    def __len__(self) -> int:
-        return len(self.pointers)
-
-    @overload
-    def __getitem__(self, key: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[Tensor]: ...
-    def __getitem__(self, key: int | slice) -> Tensor | list[Tensor]:
-        if self._views is None:  # bytes that are not aligned are copied, so only views of bytes may be kept
-            sealed = self._rows[:, None, self._at : self._at + sealed_bytes(self.width)]
-            views = [unseal(row, self.width, self.dtype) for row in sealed]
-            if self.dtype != torch.uint8:
-                return views[key]
-            self._views = views
-        return self._views[key]
-
-
-def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
-    """For each of the T sealed wires in rows ``[W, s]`` uint8, whether all senders saw only finite numbers; ``words [T]``:
-    where their headers are, in int32.
-
-    Raises:
-        StepMismatch, PayloadError: as :func:`read_headers`.
-    """
-    headers_of_all = rows.view(torch.int32)[:, words]  # [W, T]
-    if bool((headers_of_all == _known_header(True, step)).all()):
-        return [True] * len(words)
-    return [_all_say_finite(headers, step, 0) for headers in headers_of_all.t().tolist()]
-
-
 def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) -> None:
-    """As :func:`write_bucket_headers`, of ``finite [T]`` bool on an accelerator."""
-    numbers, headers = row.view(torch.int32), torch.empty_like(finite, dtype=torch.int32)
+    """Writes the headers of the T sealed wires that ``row [s]`` uint8 holds, or each of several: those of tensors that are
+    ``finite [T]`` bool or not; ``words [T]``: where they are, in int32.
+    """
+    numbers = row.view(torch.int32)
+    if on_host(finite.device) and bool(finite.all()):
+        numbers.index_fill_(-1, words, header_of(True, step))
+        return
+    headers = torch.empty_like(finite, dtype=torch.int32)
     torch.bitwise_xor(finite, header_of(False, step), out=headers)  # the status is the lowest bit
     numbers.index_copy_(-1, words, headers if numbers.ndim == 1 else headers.expand(*numbers.shape[:-1], -1))
-
-
-def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:
-    """Writes the headers of sealed wires that ``row [s]`` uint8 holds, or each of several; see :func:`read_bucket_headers`."""
-    numbers = row.view(torch.int32)
-    if all(finite):
-        numbers[..., words] = _known_header(True, step)
-    else:
-        numbers[..., words] = torch.tensor(
-            [_known_header(fine, step) for fine in finite], dtype=torch.int32, device="cpu"
-        )
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:

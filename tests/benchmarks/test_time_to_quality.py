@@ -65,7 +65,7 @@ def test_an_archive_without_the_task_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["--archive", "nowhere.parquet"], "nowhere.parquet"),
         (["--methods", "qsgd;topkk"], "did you mean 'topk'"),
@@ -74,10 +74,10 @@ def test_an_archive_without_the_task_is_told() -> None:
     ],
 )
 def test_bad_options_are_told_before_anything_is_measured(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(given)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

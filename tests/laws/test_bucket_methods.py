@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from grace.communicators import scattered
-from grace.communicators.bound_rows import RowPlan
-from grace.communicators.scattered import ScatterPlan
-from grace.communicators.server_debts import HostDebts
-from grace.contract.peer import Peer
-from grace.contract.workspace import Workspace
+from grace.communicators import rows, scatter_reduce, scattered_many, server_debts
+from grace.communicators.scattered_many import ScatterBucket, ScatterTables
+from grace.communicators.server_debts import ServerDebts
 from grace.errors import GraceError
 from grace.kernels.finite.many import Sums
 from grace.kernels.low_rank.many import LowRankMany
+from grace.kernels.tensor_list import TensorList
 from grace.methods.common import low_rank_bucket
 from grace.methods.common.low_rank_bucket import LowRankBucket
 from grace.methods.common.projection_bucket import ProjectionBucket, ProjectionPlan
@@ -174,49 +171,70 @@ UNEVEN = ((2,), (3,), (15, 17), (12,), (7,), (3, 41), (40,))
 
 
 def second_rounding_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scattered, "_keep_debts", lambda plan, finite, *args: finite)
+    monkeypatch.setattr(torch, "_foreach_add_", lambda *args, **more: None)
 
 
 def debt_of_the_next_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = scattered._keep_debts
+    right = ScatterTables.__init__
 
-    def keep(plan: Any, finite: Any, debts: Any, padded: Any, rests: Any, rank: int, world: int) -> list[bool]:
-        return right(plan, finite, debts, padded, rests, (rank + 1) % world, world)
+    def init(self: ScatterTables, *args: Any) -> None:
+        right(self, *args)
+        self.rank = (self.rank + 1) % self.world
 
-    monkeypatch.setattr(scattered, "_keep_debts", keep)
+    monkeypatch.setattr(ScatterTables, "__init__", init)
 
 
 def one_stream_for_both_hops(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = scattered._stream
-    monkeypatch.setattr(scattered, "_stream", lambda streams, c, peers, hop, i: right(streams, c, peers, 0, i))
+    right = scatter_reduce.prepare_scattered
+
+    def prepare(hops: Any, stream: Any, *args: Any, **more: Any) -> Any:
+        return right(hops, lambda compressor, peer, hop: stream(compressor, peer, 0), *args, **more)
+
+    monkeypatch.setattr(scatter_reduce, "prepare_scattered", prepare)
 
 
 def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RowPlan.average
-    monkeypatch.setattr(RowPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
+    right = rows.agree
+
+    def agree(received: Tensor, words: Tensor, legal: Tensor, many: TensorList, *args: Any, **more: Any) -> Tensor:
+        averages = [x.clone() for x in many.xs]
+        finite = right(received, words, legal, many, *args, **more)
+        torch._foreach_copy_(list(many.xs), averages)
+        return finite
+
+    monkeypatch.setattr(rows, "agree", agree)
 
 
 def tails_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tails that are not zero follow the last number of a tensor in its last chunk."""
-    right = scattered._take
+    right = scattered_many.pad_many
 
-    def take(workspace: Workspace, shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-        out = right(workspace, shape, dtype)
-        return out.requires_grad_(False) if dtype != torch.float32 else Full(out)
+    def pad(storage: Tensor, many: TensorList, rooms: TensorList) -> None:
+        right(storage, many, rooms)
+        for x, room in zip(many.xs, rooms.xs, strict=True):
+            room[:, x.shape[1] :] = 1.0
 
-    class Full(Tensor):
-        def zero_(self) -> Tensor:
-            return self.fill_(1.0)
-
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-    monkeypatch.setattr(scattered, "_take", take)
+    monkeypatch.setattr(scattered_many, "pad_many", pad)
 
 
 HOP_MUTANTS = [
     second_rounding_is_forgotten, debt_of_the_next_rank, one_stream_for_both_hops, averages_of_what_is_not_finite,
     tails_that_are_not_zero,
 ]  # fmt: skip
+
+
+def tables_of(run: Run) -> ScatterTables:
+    """The tables of the one bucket of rank 0, whose hops are calls of native kernels."""
+    (bucket,) = (bucket for bucket in run.workers[0].workspace.kept.values() if isinstance(bucket, ScatterBucket))
+    tables = bucket.tables
+    assert calls_of(tables.first.rows) == {"_Encoders"}
+    assert calls_of(tables.first.averages) == {"_Encoders", "_Decoders"}
+    assert calls_of(tables.last) == {"_Decoders"}
+    return tables
+
+
+def calls_of(many: TensorList) -> set[str]:
+    return {type(made).__name__ for made in many._made.values()} & {"_Encoders", "_Decoders"}
 
 
 @needs_native
@@ -237,10 +255,9 @@ def test_two_hops_of_uneven_tensors_go_as_one(method: str, memory: str):
     assert_same(policy, 3, UNEVEN, plans=SOME)
     run = Run(policy, 3, UNEVEN, ALL)
     run.step()
-    (plan,) = (plan for plan in run.workers[0].workspace.kept.values() if isinstance(plan, ScatterPlan))
-    assert plan.bound
-    assert plan.odd, "some are padded"
-    assert len(plan.odd) < len(plan.sizes)
+    tables = tables_of(run)
+    assert tables.odd_places, "some are padded"
+    assert len(tables.odd_places) < len(tables.padded_sizes)
 
 
 # ---- with a server memory ---------------------------------------------------------------------------------------------
@@ -252,15 +269,14 @@ ONE_BIT = serving("efsignsgd:block=32")  # of OneBitAdam
 
 
 def server_owes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostDebts, "add", lambda self, averages: None)
+    monkeypatch.setattr(ServerDebts, "add", lambda self, lr: None)
 
 
 def server_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = HostDebts.commit
+    right = server_debts.settle_many
     monkeypatch.setattr(
-        HostDebts, "commit", lambda self, finite, *args: right(self, [fine and self._held[i] is None for i, fine in
-                                                                       enumerate(finite)], *args)
-    )  # fmt: skip
+        server_debts, "settle_many", lambda finite, many, **more: right(torch.zeros_like(finite), many, **more)
+    )
 
 
 def padding_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,17 +284,19 @@ def padding_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def server_of_the_next_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = HostDebts.commit
+    right = ServerDebts.__init__
 
-    def commit(self: HostDebts, finite: Any, xs: Any, debts: Any, peer: Peer) -> list[Any]:
-        return right(self, finite, xs, debts, replace(peer, rank=(peer.rank + 1) % peer.world))
+    def init(self: ServerDebts, sizes: Any, starts: Any, world: int, device: torch.device) -> None:
+        right(self, sizes, [(start + c) % (world * c) for start, c in zip(starts, sizes, strict=True)], world, device)
 
-    monkeypatch.setattr(HostDebts, "commit", commit)
+    monkeypatch.setattr(ServerDebts, "__init__", init)
 
 
 def server_of_the_first_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = HostDebts.commit
-    monkeypatch.setattr(HostDebts, "commit", lambda self, *args: [right(self, *args)[0]] * len(self._held))
+    right = ServerDebts.commit
+    monkeypatch.setattr(
+        ServerDebts, "commit", lambda self, finite, *args: [right(self, finite, *args)[0]] * len(finite)
+    )
 
 
 SERVER_MUTANTS = [
@@ -307,8 +325,7 @@ def test_server_memories_go_as_one(method: str, memory: str, monkeypatch: pytest
     assert_same(policy, 3, UNEVEN, plans=SOME)
     run = Run(policy, 3, UNEVEN, ALL)
     run.step()
-    (plan,) = (plan for plan in run.workers[0].workspace.kept.values() if isinstance(plan, ScatterPlan))
-    assert plan.bound
+    assert tables_of(run).debts is not None
 
 
 @needs_native

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import grace
-from grace.communicators.bound_rows import RowPlan
 from grace.communicators.bucket import BucketPlan
+from grace.communicators.rows import RowTables
 from grace.errors import GraceError
+from grace.methods.qsgd import QSGD
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import ALL, SOME, RowRun, Shapes, assert_same
+from tests.laws.test_bucket_methods import averages_of_what_is_not_finite, calls_of
 from tests.unit.kernels.native_checks import needs_native
 
 W = 3
@@ -40,23 +41,14 @@ BOUND = "qsgd:bits=4,bucket=32,memory=residual"
 def test_rows_go_by_one_call(spec: str) -> None:
     run = RowRun(Policy([("*", spec)]), W, ROWS, ALL)
     run.step()
-    (plan,) = (plan for plan in run.workers[0].workspace.kept.values() if isinstance(plan, RowPlan))
-    assert plan.bound
-
-
-def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RowPlan.average
-    monkeypatch.setattr(RowPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
+    (tables,) = (tables for tables in run.workers[0].workspace.kept.values() if isinstance(tables, RowTables))
+    assert calls_of(tables.rows) == {"_Encoders"}
+    assert calls_of(tables.averages) == {"_Decoders"}
 
 
 def sums_for_averages(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RowPlan.__init__
-
-    def init(self: RowPlan, *args: Any) -> None:
-        right(self, *args)
-        self._scale = 1.0
-
-    monkeypatch.setattr(RowPlan, "__init__", init)
+    right = QSGD.aggregate_many_
+    monkeypatch.setattr(QSGD, "aggregate_many_", lambda self, rows, many, scale, rng: right(self, rows, many, 1.0, rng))
 
 
 def padding_is_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_a_captured_step_is_read_from_the_device(step: int):
     messages = torch.zeros(2, 16, dtype=torch.uint8)
     words, flags = torch.tensor([0, 2]), torch.tensor([True, False])
     wires.write_bucket_flags(messages[0], words, flags, captured)
-    wires.write_bucket_headers(messages[1], words, flags.tolist(), step)
+    wires.write_bucket_flags(messages[1], words, flags, step)
     assert torch.equal(messages[0], messages[1])
     with cpu_as_accelerator():
         for theirs, legal in ((step, True), (step + 1, False)):

@@ -17,7 +17,7 @@ from grace.auto.model import Model
 from grace.auto.planner import Part, Plan, Problem
 from grace.errors import StateError
 from grace.predict.timeline import Host, Phase
-from grace.registry import spell
+from grace.registry import method, spell
 from grace.registry.policy import SMALL, Policy, Rule
 
 Shape = tuple[int, ...]
@@ -48,19 +48,32 @@ class Buckets:
 
     def fixed(self, name: str) -> str | None:
         """The method that a tensor has whatever is chosen: what is kept, and "none" for small ones; None: it has no such."""
-        for pattern, method in self.keep:
-            if fnmatchcase(name, pattern):
-                return method
+        return self._kept(name) or ("none" if self._is_small(name) else None)
+
+    def method_of(self, name: str, chosen: str) -> str:
+        """The method that a tensor has where this one is chosen: what is kept, and for small ones what it leaves to them."""
+        return self._kept(name) or (uncompressed_beside(chosen) if self._is_small(name) else chosen)
+
+    def _kept(self, name: str) -> str | None:
+        return next((method for pattern, method in self.keep if fnmatchcase(name, pattern)), None)
+
+    def _is_small(self, name: str) -> bool:
         shape = self.shapes[name]
-        return "none" if len(shape) <= 1 or math.prod(shape) < SMALL else None
+        return len(shape) <= 1 or math.prod(shape) < SMALL
 
     def methods_of(self, first: int, end: int, method: str) -> dict[str, list[Shape]]:
         """The shapes of the tensors of buckets ``first`` to ``end - 1``, by the method that they have where this is chosen."""
         shapes: dict[str, list[Shape]] = {}
         for names in self.names[first:end]:
             for name in names:
-                shapes.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
+                shapes.setdefault(self.method_of(name, method), []).append(self.exchanged[name])
         return shapes
+
+
+@functools.cache
+def uncompressed_beside(chosen: str) -> str:
+    """The method of small tensors beside those of this one."""
+    return spell(method(chosen).uncompressed(method("none")))
 
 
 def problem_of(
@@ -141,17 +154,19 @@ class Choice:
 def policy_of(plan: Plan, buckets: Buckets) -> Policy:
     """The policy of a plan: what is kept, small tensors as they are, and a rule for each tensor that differs from most."""
     counts: dict[str, int] = {}
-    for method, numbers in zip(plan.methods, buckets.numbers, strict=True):
-        counts[method] = counts.get(method, 0) + numbers
-    usual = max(counts, key=lambda method: counts[method])
+    for chosen, numbers in zip(plan.methods, buckets.numbers, strict=True):
+        counts[chosen] = counts.get(chosen, 0) + numbers
+    usual = max(counts, key=lambda chosen: counts[chosen])
     if len(counts) == 1 and not buckets.keep:
         return Policy.of(usual)
     rules = [Rule(pattern, method) for pattern, method in buckets.keep]
-    rules += Policy.of(usual).rules[:2]
-    for method, names in zip(plan.methods, buckets.names, strict=True):
-        if method != usual:
-            rules += [Rule(glob.escape(name), method) for name in names if buckets.fixed(name) is None]
-    return Policy([*rules, Rule("*", usual)], strict=False)
+    rules += [
+        Rule(glob.escape(name), own)
+        for chosen, names in zip(plan.methods, buckets.names, strict=True)
+        for name in names
+        if (own := buckets.method_of(name, chosen)) != buckets.method_of(name, usual)
+    ]
+    return Policy([*rules, *Policy.of(usual).rules], strict=False)
 
 
 def guess_buckets(shapes: Mapping[str, Shape], most: int, keep: tuple[tuple[str, str], ...] = ()) -> Buckets:

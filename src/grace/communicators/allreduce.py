@@ -21,7 +21,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import mean_in_place
 from grace.errors import CompositionError
-from grace.flags.finite import fill_unless_, on_host
+from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
 from grace.registry.recipes import register_communicator
 
@@ -73,16 +73,21 @@ class Allreduce(Communicator):
             return loan.poison(None)
         return loan.give_back(mean, None, finite)
 
+    def uncompressed(self, plain: Method[Any]) -> Method[Any]:
+        """The method itself where it rounds each number, as torch's hooks do: small tensors beside it would need a collective
+        of their own for bytes that matter little.
+        """
+        return plain if self.compressor.rounds_to is None else self
+
     def batches(self, like: Tensor) -> bool:
-        exact = type(self) is Allreduce  # a subclass may exchange otherwise
-        few = self.compressor.handles_many or self.compressor.rounds_to is not None
-        return exact and (self.compressor.transparent or (few and not on_host(like.device)))
+        compressor, exact = self.compressor, type(self) is Allreduce  # a subclass may exchange otherwise
+        return exact and (compressor.transparent or compressor.handles_many or compressor.rounds_to is not None)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """Numbers that travel as they are travel side by side, of tensors of any shapes; wires on an accelerator are made by
-        as many launches as one tensor takes.
+        """Numbers that travel as they are travel side by side, of tensors of any shapes; wires are made by as many launches or
+        calls as one tensor takes.
         """
         if not self.compressor.transparent or (peers and Peers.of(peers).keep_rests):
             exchange = self._in_few_launches(xs, Peers.of(peers)) if peers else None
@@ -96,7 +101,7 @@ class Allreduce(Communicator):
     def _in_few_launches(self, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]] | None:
         """The exchange of these tensors, of any shapes, if kernels for many tensors can take them."""
         workspace = peers.like.lent.workspace
-        if workspace is None or type(self) is not Allreduce or on_host(xs[0].device):
+        if workspace is None or type(self) is not Allreduce:
             return None
         if (dtype := self.compressor.rounds_to) is not None:
             rounded = RoundedBucket.of(dtype, xs, peers, workspace)
@@ -104,7 +109,14 @@ class Allreduce(Communicator):
         if not self.compressor.handles_many:
             return None
         bucket = prepare(
-            self, self.compressor, lambda peer: self._stream(self.compressor, peer, 0), xs, peers, workspace, SumPlan
+            self,
+            self.compressor,
+            lambda peer: self._stream(self.compressor, peer, 0),
+            xs,
+            peers,
+            workspace,
+            SumPlan,
+            anywhere=True,
         )
         return None if bucket is None else exchange_sums(bucket, xs, peers)
 

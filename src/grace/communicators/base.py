@@ -12,17 +12,16 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Collective, Exchange, Traffic, cost
-from grace.communicators.bound_rows import open_rows
 from grace.communicators.rows import prepare_rows, scatter_rows
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
 from grace.contract.loan import Loan
-from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere, plain_rows
+from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError, PayloadError
-from grace.flags.finite import Flag, and_, fill_unless_, on_host
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.flags.refusals import decode
 from grace.kernels.finite import all_finite
 from grace.random import Stream
@@ -100,13 +99,8 @@ class Communicator(Method[Any]):
     def scatter_all(
         self, rows: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """The rows of all tensors by one all-to-all; on an accelerator by as many launches as those of one tensor, on the host
-        by one native call for each thing done to them, where calls are known.
-        """
+        """The rows of all tensors by one all-to-all, on an accelerator by as many launches as those of one tensor."""
         whose = Peers.of(peers)
-        if on_host(rows[0].device):
-            run = open_rows(self.compressor, self._stream, [plain_rows(x) for x in rows], states, whose)
-            return (yield from run or Method.scatter_all(self, rows, states, peers))
         bucket = prepare_rows(self.compressor, self._stream, rows, whose)
         if bucket is None:
             return (yield from Method.scatter_all(self, rows, states, peers))

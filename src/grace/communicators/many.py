@@ -15,7 +15,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Parts
 from grace.communicators.bucket import BucketPlan
-from grace.contract.compressor import Compressor
+from grace.contract.compressor import Compressor, wire_dtype
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
@@ -50,6 +50,13 @@ class Prepared(Generic[P]):
     means: TensorList | None
 
 
+def takes_bucket(compressor: Compressor, device: torch.device) -> bool:
+    """True if the compressor takes the tensors of a bucket on this device as one: by kernels for many, or on the host, where
+    it is asked for each, unless the sizes of its wires depend on the data.
+    """
+    return compressor.handles_many or (on_host(device) and not compressor.varies)
+
+
 def prepare(
     owner: object,
     compressor: Compressor,
@@ -68,8 +75,8 @@ def prepare(
     the plan for wires of so many bytes, or if wires are counted, for none: their widths are not known.
     """
     device, like = xs[0].device, peers.like
-    few = compressor.handles_many or compressor.counted
-    if not (few or on_host(device)) or not can_go_together(xs, peers, anywhere=anywhere):
+    few = takes_bucket(compressor, device) or compressor.counted
+    if not few or not can_go_together(xs, peers, anywhere=anywhere):
         return None
     sizes = tuple([x.numel() for x in xs])
     key = (Prepared, owner, device, xs[0].dtype, sizes, peers.names, like.rank, like.seed)
@@ -117,6 +124,8 @@ def agree(
         kept = finite_many(many.all_set, many)
     step = peers.like.step
     told, headers = agree_many(rows, words, wires.header_of(True, step), legal, many, kept=kept, clear=clear)
+    if many.all_are_told(told):
+        return many.all_set
     fine, known, right = told.unbind(0)
     refuse_unless(known, lambda: wires.explain_headers(headers.t().tolist(), step))
     refuse_unless(right, lambda: _illegal(peers.names, right.tolist(), explain))
@@ -130,9 +139,29 @@ def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tenso
     return finite & legal
 
 
-def plan_bytes(widths: Sequence[int], device: torch.device) -> BucketPlan:
-    """The plan of sealed wires of so many bytes."""
-    return BucketPlan([(width, torch.uint8) for width in widths], device)
+def explaining(
+    compressor: Compressor,
+    plan: BucketPlan,
+    rows: Tensor,
+    many: TensorList,
+    scale: float,
+    peers: Peers,
+    *,
+    apart: bool = False,
+) -> Callable[[int], None]:
+    """Makes the decoder of the wires of a tensor in ``rows [W, s]``, with ``apart`` of each of them alone, where the host may
+    read them: for the error that says what is wrong with them.
+    """
+
+    def explain(t: int) -> None:
+        if on_host(many.device):
+            out, peer = torch.empty_like(many.xs[t][:1]), peers[t]
+            dtype = wire_dtype(compressor, out.shape[1], peer.private(compressor.id), out.device)
+            received = [wires.view_as(wire, dtype) for wire in plan.wires_of(rows, t)]
+            for given in [[wire] for wire in received] if apart else [received]:
+                compressor.aggregate_(given, out, scale, peer.shared(compressor.id))
+
+    return explain
 
 
 def exchange_many(
@@ -152,14 +181,9 @@ def exchange_many(
     yield from fill(message, room, plan, like.rank)
     scale = 1.0 if compressor.aggregation == "majority" else 1 / like.world
     legal = compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
-
-    def explain(t: int) -> None:
-        if on_host(many.device):
-            received, shared = plan.gathered(room)[t], peers[t].shared(compressor.id)
-            compressor.aggregate_(received, torch.empty_like(many.xs[t]), scale, shared)
-
     fine = agree(
-        room, plan.words, legal, many, peers, bucket.means, overflows=compressor.overflows, explain=explain
+        room, plan.words, legal, many, peers, bucket.means, overflows=compressor.overflows,
+        explain=explaining(compressor, plan, room, many, scale, peers),
     )  # fmt: skip
     return give_back(fine, xs, peers)
 

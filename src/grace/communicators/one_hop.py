@@ -13,7 +13,7 @@ from grace.collectives import Exchange
 from grace.communicators.base import Communicator
 from grace.communicators.bucket import BucketPlan
 from grace.communicators.counted_many import NoPlan, exchange_counted
-from grace.communicators.many import Prepared, WirePlan, exchange_many, plan_bytes, prepare
+from grace.communicators.many import Prepared, WirePlan, exchange_many, prepare
 from grace.compute import backends
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
@@ -61,7 +61,7 @@ class OneHop(Communicator):
             if (code := self._counted(xs[0])) is not None:
                 if (lists := self._prepare(xs, whose, NoPlan.of)) is not None:
                     return (yield from exchange_counted(lists, code, xs, whose, self._gather_counted))
-            elif (bucket := self._prepare(xs, whose, plan_bytes)) is not None:
+            elif (bucket := self._prepare(xs, whose, BucketPlan)) is not None:
                 return (yield from exchange_many(bucket, xs, whose, self._gather))
         return (yield from Method.exchange_all(self, xs, states, peers))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace import wire as wires
@@ -13,12 +14,11 @@ from grace.collectives import Broadcast, Exchange, Permute, Traffic
 from grace.communicators.base import meta_tensor, read_all_headers, seal, sum_costs
 from grace.communicators.served_many import ServedBucket, exchange_served
 from grace.communicators.two_hops import TwoHops
-from grace.compute import backends
-from grace.contract.loan import Loan
+from grace.contract.loan import Loan, reads_narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
 from grace.errors import ConfigurationError
-from grace.flags.finite import Flag, and_, fill_unless_, on_host
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.registry.recipes import register_communicator
 
 
@@ -85,9 +85,8 @@ class ParameterServer(TwoHops):
         return loan.give_back(mean, state, finite)
 
     def batches(self, like: Tensor) -> bool:
-        """True where kernels take many tensors, of any shapes: on an accelerator."""
-        exact = type(self) is ParameterServer  # a subclass may exchange otherwise
-        return exact and not self.compressor.varies and not on_host(like.device) and backends.runs_triton(like.device)
+        exact = type(self) is ParameterServer and not self.compressor.varies  # a subclass may exchange otherwise
+        return exact and (like.dtype == torch.float32 or reads_narrow(like))
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
@@ -100,7 +99,7 @@ class ParameterServer(TwoHops):
             serves = self.server_memory and whose.like.rank == self.server
             bucket = ServedBucket.of(self, hops, self._stream, xs, states, whose, workspace, serves=serves)
             if bucket is not None:
-                return (yield from exchange_served(bucket, self.server, xs, states, whose))
+                return (yield from exchange_served(bucket, self.server, xs, whose))
         return (yield from Method.exchange_all(self, xs, states, peers))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

@@ -1,4 +1,4 @@
-"""Tensors of a bucket on an accelerator that the network sums as 16-bit floats, by as many launches as one of them takes.
+"""Tensors of a bucket that the network sums as 16-bit floats, by as many launches or calls as one of them takes.
 
 Nothing here asks the host. Letters: T tensors of n_t numbers.
 """
@@ -38,7 +38,7 @@ class RoundedBucket:
         """The bucket of these tensors, of any shapes, which travel in this dtype; None if kernels for many cannot take
         them.
         """
-        if xs[0].dtype is not torch.float32 or peers.keep_rests or not can_go_together(xs, peers):
+        if xs[0].dtype is not torch.float32 or peers.keep_rests or not can_go_together(xs, peers, anywhere=True):
             return None
         device, sizes = xs[0].device, tuple(x.numel() for x in xs)
         key = (RoundedBucket, dtype, device, sizes, peers.names)

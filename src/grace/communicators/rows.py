@@ -1,6 +1,6 @@
-"""A bucket whose tensors have a row for each rank, on an accelerator: one all-to-all, by as many launches as one tensor takes.
+"""A bucket whose tensors have a row for each rank: one all-to-all, on an accelerator by as many launches as one tensor takes.
 
-It is a reduce-scatter, and the first of two hops. Nothing here asks the host.
+It is a reduce-scatter, and the first of two hops. Nothing here asks the host of an accelerator.
 
 Letters: T tensors of W rows of c_t numbers, of which each of W ranks averages one.
 """
@@ -17,12 +17,13 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import agree
+from grace.communicators.many import agree, explaining, takes_bucket
 from grace.contract.compressor import Compressor
-from grace.contract.method import Exchanged, hold_everywhere_all
+from grace.contract.method import Exchanged, hold_everywhere_all, plain_rows
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
+from grace.flags.finite import flags, on_host
 from grace.kernels.tensor_list import TensorList, poison_many
 from grace.random import Stream
 
@@ -48,7 +49,7 @@ class RowTables:
         device: torch.device,
         world: int,
     ):
-        self.plan = BucketPlan([(width, torch.uint8) for width in widths], device)
+        self.plan = BucketPlan(widths, device)
         self.places = [row * self.plan.size + begin for begin in self.plan.wires for row in range(world)]
         self.rows = TensorList(sizes, self.places, streams, device, world)
         self.averages = TensorList(sizes, self.plan.wires, averages, device)
@@ -69,8 +70,17 @@ class RowTables:
         theirs = answer.contiguous()
         scale = 1.0 if compressor.aggregation == "majority" else 1 / W
         legal = compressor.aggregate_many_(theirs, self.averages, scale, stream)
-        overflows = compressor.overflows
-        return agree(theirs, plan.words, legal, self.averages, peers, clear=clear, overflows=overflows)
+        explain = explaining(compressor, plan, theirs, self.averages, scale, peers)
+        return agree(
+            theirs,
+            plan.words,
+            legal,
+            self.averages,
+            peers,
+            clear=clear,
+            overflows=compressor.overflows,
+            explain=explain,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +100,14 @@ def prepare_rows(
     peers: Peers,
 ) -> RowBucket | None:
     """The bucket of these rows, ``[W, c]`` each, if kernels for many tensors can take it; None: they go otherwise. They may be
-    parts of the rows of one matrix, and narrower than float32: then they are read where they are.
+    parts of the rows of one matrix, and narrower than float32: then they are read where they are, but on the host, which reads
+    copies.
     """
     like, workspace, device = peers.like, peers.like.lent.workspace, rows[0].device
-    if workspace is None or not (compressor.handles_many and can_go_together(rows, peers, rows=like.world)):
+    if workspace is None or not takes_bucket(compressor, device):
+        return None
+    rows = [plain_rows(x) for x in rows] if on_host(device) else rows
+    if not can_go_together(rows, peers, rows=like.world, anywhere=True):
         return None
     sizes = tuple([x.shape[1] for x in rows])
     key = (RowTables, compressor, device, sizes, peers.names, like.rank, like.world, like.seed)
@@ -106,7 +120,7 @@ def prepare_rows(
         tables = RowTables([width or 0 for width in widths], sizes, streams, streams, device, like.world)
     stride = 0 if all(x.is_contiguous() for x in rows) else rows[0].stride(0)
     there = tables.rows.point(rows, peers.memories, peers.rests, stride=stride)
-    if compressor.takes_work:
+    if compressor.takes_work and compressor.handles_many:
         work: Sequence[Tensor] = peers.rests or rows
         if work is rows and (stride or rows[0].dtype is not torch.float32):
             work = take_rooms(workspace, [x.numel() for x in rows], device)
@@ -127,5 +141,5 @@ def scatter_rows(
         finite = yield from hold_everywhere_all(finite)
         poison_many(finite, tables.averages)
     rests: Sequence[Tensor | None] = peers.rests or [None] * len(rows)
-    each = zip(tables.averages.xs, rests, states, finite.unbind(0), strict=True)
+    each = zip(tables.averages.xs, rests, states, flags(finite), strict=True)
     return [Exchanged(average[0], rest, state, flag) for average, rest, state, flag in each]

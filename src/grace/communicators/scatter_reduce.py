@@ -13,14 +13,12 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange, Traffic
 from grace.communicators.base import meta_tensor, seal, sum_costs
-from grace.communicators.bucket import are_plain
-from grace.communicators.scattered import open_scattered
 from grace.communicators.scattered_many import exchange_scattered, prepare_scattered
 from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan, reads_narrow
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
-from grace.flags.finite import and_, fill_unless_, on_host
+from grace.flags.finite import and_, fill_unless_
 from grace.registry.recipes import register_communicator
 
 
@@ -60,9 +58,8 @@ class ScatterReduce(TwoHops):
         return loan.give_back(mean, self._commit(chunk, peer.rank * c, x, state, finite, peer), finite)
 
     def batches(self, like: Tensor) -> bool:
-        exact = type(self) is ScatterReduce  # a subclass may exchange otherwise
-        fixed = not self.compressor.varies and self._goes_together(like)
-        return exact and fixed and (like.dtype == torch.float32 or reads_narrow(like))
+        exact = type(self) is ScatterReduce and not self.compressor.varies  # a subclass may exchange otherwise
+        return exact and (like.dtype == torch.float32 or reads_narrow(like))
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
@@ -71,16 +68,11 @@ class ScatterReduce(TwoHops):
         them takes.
         """
         workspace = peers[0].lent.workspace if peers else None
-        if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
-            both, whose, serves = (self._at(0), self._at(1)), Peers.of(peers), self.server_memory
-            bucket = prepare_scattered(both, self._stream, xs, states, whose, workspace, serves=serves)
+        if workspace is not None and self.batches(xs[0]):
+            hops, whose, serves = (self._at(0), self._at(1)), Peers.of(peers), self.server_memory
+            bucket = prepare_scattered(hops, self._stream, xs, states, whose, workspace, serves=serves)
             if bucket is not None:
-                return (yield from exchange_scattered(bucket, xs, states, whose))
-        if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
-            hops = (self._at(0), self._at(1))
-            held = states if self.server_memory else None
-            if (run := open_scattered(hops, self._stream, xs, peers, workspace, held)) is not None:
-                return (yield from run)
+                return (yield from exchange_scattered(bucket, xs, whose))
         return (yield from TwoHops.exchange_all(self, xs, states, peers))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

@@ -1,8 +1,8 @@
-"""Two hops of the tensors of a bucket on an accelerator, by as many launches as one of them takes: the same bytes, means and
-memories.
+"""Two hops of the tensors of a bucket: the same bytes, means and memories as one by one, on an accelerator by as many launches
+as one of them takes.
 
-Nothing here asks the host. A tensor is W rows of a launch, one for each rank that averages a chunk of it; those that do not
-divide by W are padded in rooms, all of them by one launch.
+Nothing here asks the host of an accelerator. A tensor is W rows, one for each rank that averages a chunk of it; those that do
+not divide by W are padded in rooms, all of them at once.
 
 Letters: T tensors, the i-th of n_i numbers, of which each of W ranks averages a chunk of c_i = ceil(n_i / W).
 """
@@ -10,7 +10,7 @@ Letters: T tensors, the i-th of n_i numbers, of which each of W ranks averages a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange
-from grace.communicators.many import agree, give_back
+from grace.communicators.many import agree, explaining, give_back, takes_bucket
 from grace.communicators.rows import RowTables
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
@@ -27,9 +27,13 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import can_go_together
 from grace.contract.workspace import Workspace, take_rooms
+from grace.flags.finite import on_host
 from grace.kernels.multi_tensor import fetch_many, finite_many, pad_many
-from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list import Rooms, TensorList
 from grace.random import Stream
+
+_TURNS = 2  # whose parts are kept: those of a memory and its successor
+_NONE = Rooms()
 
 
 class ScatterTables:
@@ -41,7 +45,7 @@ class ScatterTables:
         like: a tensor, of any shape. rank, world: whose tables these are. keep: whether there are memories.
         works: whether both hops take work. serves: whether there is a server memory.
 
-    first: the tensors as rows that are encoded, and averages of this rank's chunks. own: its chunks of the rests.
+    first: the tensors as rows that are encoded, and averages of this rank's chunks. own, parts: its chunks of the rests.
     last: the means, as rows. whole: the tensors. means: rooms for them, if they are narrower than float32. odd:
     those that are padded, and odd_rooms. fetched: what comes from rooms in the end, and its rooms, ``fetched_rooms``.
     debts: the server memory, if there is one.
@@ -66,6 +70,8 @@ class ScatterTables:
         self.first = RowTables(widths, self.chunk_sizes, streams[0], streams[1], device, world)
         self.last = TensorList(self.chunk_sizes, self.first.places, streams[1], device, world)
         self.own = TensorList(self.chunk_sizes, (), (), device)
+        self.parts = Rooms()
+        self._parts: dict[int, tuple[Sequence[Tensor], Rooms, list[int], Rooms]] = {}
         starts = [rank * c for c in self.chunk_sizes]
         self.debts = ServerDebts(self.chunk_sizes, starts, world, device) if serves else None
         self.whole = TensorList(sizes, (), (), device)
@@ -90,39 +96,56 @@ class ScatterTables:
         lent: Lent,
     ) -> bool:
         """From now on these are the tensors, of any shapes, and their states; see :meth:`TensorList.point`."""
-        W, odd, device = self.world, self.odd_places, self.whole.device
-        rows = self._padded(xs, take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype))
+        odd, device = self.odd_places, self.whole.device
+        entry = take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype) if odd else _NONE
+        rows = self._padded(xs, entry)
         means = rows if self.means is None else take_rooms(workspace, self.padded_sizes, device)
         chunks = take_rooms(workspace, self.chunk_sizes, device)
         fetched = [(xs[t], rows[t]) for t in odd] if self.means is None else []
-        added = left = spare = padded = own = None
-        work = means
+        added = left = spare = padded = None
+        work: Sequence[Tensor] = means
         if memories is not None and rests is not None:
-            spare = take_rooms(workspace, self.odd_rooms.sizes, device)
-            added, left = self._padded(memories, spare), self._padded(rests, spare)
-            padded, own = [memories[t] for t in odd], [rest.view(W, 1, -1)[self.rank] for rest in left]
+            spare = room = take_rooms(workspace, self.odd_rooms.sizes, device) if odd else _NONE
+            if odd and (self.works[0] or on_host(device)):  # native kernels may read a memory after its rest is written
+                room = take_rooms(workspace, self.odd_rooms.sizes, device)
+            added, left = self._padded(memories, spare), self._padded(rests, room)
+            padded, self.parts = [memories[t] for t in odd], self._parts_of(rests, room)
             fetched += [(rests[t], left[t]) for t in odd]
-            rooms = take_rooms(workspace, self.odd_rooms.sizes, device) if self.works[0] else spare
-            work = self._padded(rests, rooms)  # in spare are the memories
+            work = left
         keeps = left is not None or self.debts is not None  # what the second rounding drops
         again = take_rooms(workspace, self.chunk_sizes, device) if self.works[1] and keeps else chunks
         return (
-            self.whole.point(xs, memories, rests)
+            self.whole.point(xs, None, None if self.means is None else rests)
             and self.first.rows.point(rows, added, left)
             and self.last.point(means)
             and self.first.averages.point(chunks, None, chunks if keeps else None)
             and (not self.works[0] or self.first.rows.lend(work))
             and (not self.works[1] or self.first.averages.lend(again))
-            and (own is None or self.own.point(own))
+            and (left is None or self.own.point(self.parts))
             and (self.means is None or self.means.point(means))
             and (not odd or self.odd.point([xs[t] for t in odd], padded))
-            and (not odd or self.odd_rooms.point([rows[t] for t in odd], spare))
+            and (not odd or self.odd_rooms.point(entry, spare))
             and (not fetched or self.fetched.point([x for x, _ in fetched]))
             and (not fetched or self.fetched_rooms.point([room for _, room in fetched]))
             and (self.debts is None or self.debts.point(chunks, states, lent))
         )
 
-    def _padded(self, tensors: Sequence[Tensor], rooms: list[Tensor]) -> list[Tensor]:
+    def _parts_of(self, rests: Sequence[Tensor], rooms: Rooms) -> Rooms:
+        """Chunks ``[1, c]`` of this rank of the rests, of any shapes, or of the rooms of those that are padded: the same for
+        rests that take turns and have stayed where they were.
+        """
+        there = [rest.data_ptr() for rest in rests]
+        known = self._parts.get(id(rests))
+        if known is not None and known[0] is rests and known[1] is rooms and known[2] == there:
+            return known[3]
+        parts = Rooms([rest.view(self.world, 1, -1)[self.rank] for rest in self._padded(rests, rooms)])
+        if type(rests) is tuple:  # they take turns
+            if len(self._parts) == _TURNS:
+                self._parts.clear()
+            self._parts[id(rests)] = rests, rooms, there, parts
+        return parts
+
+    def _padded(self, tensors: Sequence[Tensor], rooms: Rooms) -> list[Tensor]:
         """The tensors, and rooms instead of those that are padded."""
         out = list(tensors)
         for t, room in zip(self.odd_places, rooms, strict=True):
@@ -153,7 +176,7 @@ def prepare_scattered(
     """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise. With
     ``serves`` the states are server memories.
     """
-    if not (hops[0].handles_many and hops[1].handles_many and can_go_together(xs, peers)):
+    if not all(takes_bucket(hop, xs[0].device) for hop in hops) or not can_go_together(xs, peers, anywhere=True):
         return None
     sizes, like, keep = tuple([x.numel() for x in xs]), peers.like, peers.keep_rests
     rank, world, first = like.rank, like.world, peers[0]
@@ -164,7 +187,7 @@ def prepare_scattered(
         if None in widths:
             return None
         streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
-        works = (hops[0].takes_work, hops[1].takes_work)
+        works = (hops[0].takes_work and hops[0].handles_many, hops[1].takes_work and hops[1].handles_many)
         tables = ScatterTables(
             [width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep, works, serves
         )
@@ -172,12 +195,10 @@ def prepare_scattered(
     if not bucket.tables.point(xs, peers.memories, peers.rests, workspace, states, like.lent):
         return None
     workspace.kept[key] = bucket
-    return replace(bucket, streams=(stream(hops[0], first, 0), stream(hops[1], first, 1)))
+    return ScatterBucket(hops, (stream(hops[0], first, 0), stream(hops[1], first, 1)), bucket.tables, workspace)
 
 
-def exchange_scattered(
-    bucket: ScatterBucket, xs: Sequence[Tensor], states: Sequence[Any], peers: Peers
-) -> Exchange[list[Exchanged[Any]]]:
+def exchange_scattered(bucket: ScatterBucket, xs: Sequence[Tensor], peers: Peers) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers.like
     plan, chunks, W, device, step = tables.first.plan, tables.first.averages, peer.world, xs[0].device, peer.step
@@ -193,7 +214,7 @@ def exchange_scattered(
     if tables.debts is not None:  # the chunks are now what the server memory keeps
         finite = finite_many(finite, chunks)
     elif tables.keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
-        torch._foreach_add_(list(tables.own.xs), list(chunks.xs), alpha=W)  # one worker's share of a mean is 1/W
+        torch._foreach_add_(tables.parts, list(chunks.xs), alpha=W)  # one worker's share of a mean is 1/W
         finite = finite_many(finite, tables.own)
     wires.write_bucket_flags(message, plan.words, finite, step)
     room = workspace.take((W, plan.size), torch.uint8, device)
@@ -203,7 +224,9 @@ def exchange_scattered(
     legal = second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0, bucket.streams[1])
     if len(tables.fetched):
         fetch_many(storage, tables.fetched_rooms, tables.fetched)
-    fine = agree(theirs, plan.words, legal, tables.whole, peers, tables.means, overflows=second.overflows)
-    if tables.debts is not None:
-        states = tables.debts.commit(fine, xs, states, peer.lr, peer.lent)
-    return give_back(fine, xs, peers, None if tables.debts is None else states)
+    explain = explaining(second, plan, theirs, chunks, 1.0, peers, apart=True)
+    fine = agree(
+        theirs, plan.words, legal, tables.whole, peers, tables.means, overflows=second.overflows, explain=explain
+    )
+    states = None if tables.debts is None else tables.debts.commit(fine, xs, peer.lr, peer.lent)
+    return give_back(fine, xs, peers, states)

@@ -1,5 +1,5 @@
-"""Tensors of a bucket on an accelerator that one rank averages for all, by as many launches as one of them takes: the same
-bytes, means and memories. Nothing here asks the host.
+"""Tensors of a bucket that one rank averages for all: the same bytes, means and memories as one by one, on an accelerator by
+as many launches as one of them takes. Nothing here asks the host of an accelerator.
 
 Letters: T tensors of n_t numbers; W workers; messages of s bytes.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import Prepared, agree, give_back, plan_bytes, prepare
+from grace.communicators.many import Prepared, agree, explaining, give_back, prepare, takes_bucket
 from grace.communicators.server_debts import ServerDebts
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
@@ -56,9 +56,11 @@ class ServedBucket:
         """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise. With
         ``serves`` the states are this server's memories.
         """
-        if not (hops[0].handles_many and hops[1].handles_many):
+        if not takes_bucket(hops[1], xs[0].device):
             return None
-        first = prepare(owner, hops[0], lambda peer: stream(hops[0], peer, 0), xs, peers, workspace, plan_bytes)
+        first = prepare(
+            owner, hops[0], lambda peer: stream(hops[0], peer, 0), xs, peers, workspace, BucketPlan, anywhere=True
+        )
         if first is None:
             return None
         sizes, device, rests, like = first.many.sizes, first.many.device, peers.rests, peers.like
@@ -72,7 +74,7 @@ class ServedBucket:
         averages, dropped, debts = kept
         rooms = take_rooms(workspace, sizes, device)
         there = averages.point(rooms, None, rooms if rests or serves else None)
-        if hops[1].takes_work:
+        if hops[1].takes_work and hops[1].handles_many:
             there = there and averages.lend(take_rooms(workspace, sizes, device) if rests or serves else rooms)
         if not there or not (dropped is None or rests is None or dropped.point(rests)):
             return None
@@ -84,9 +86,12 @@ class ServedBucket:
     def average(self, theirs: Tensor, peers: Peers) -> Tensor:
         """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
         plan, workspace, peer = self.first.plan, self.first.workspace, peers.like
-        legal = self.first.compressor.aggregate_many_(theirs, self.averages, 1 / peer.world, self.first.stream)
-        overflows = self.first.compressor.overflows
-        finite = agree(theirs, plan.words, legal, self.averages, peers, clear=True, overflows=overflows)
+        compressor, scale = self.first.compressor, 1 / peer.world
+        legal = compressor.aggregate_many_(theirs, self.averages, scale, self.first.stream)
+        explain = explaining(compressor, plan, theirs, self.averages, scale, peers)
+        finite = agree(
+            theirs, plan.words, legal, self.averages, peers, clear=True, overflows=compressor.overflows, explain=explain
+        )
         if self.debts is not None:
             self.debts.add(peer.lr)
         message = plan.take(workspace, self.averages.device)
@@ -102,7 +107,7 @@ class ServedBucket:
 
 
 def exchange_served(
-    bucket: ServedBucket, server: int, xs: Sequence[Tensor], states: Sequence[Any], peers: Peers
+    bucket: ServedBucket, server: int, xs: Sequence[Tensor], peers: Peers
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     first, peer = bucket.first, peers.like
@@ -126,7 +131,9 @@ def exchange_served(
     wires.check_shape("wires", answer, reply.shape)
     received = answer.contiguous().view(1, -1)
     legal = bucket.again.aggregate_many_(received, first.means or many, 1.0, bucket.stream)
-    fine = agree(received, plan.words, legal, many, peers, first.means, overflows=bucket.again.overflows)
-    if bucket.debts is not None:
-        states = bucket.debts.commit(fine, xs, states, peer.lr, peer.lent)
-    return give_back(fine, xs, peers, None if bucket.debts is None else states)
+    explain = explaining(bucket.again, plan, received, many, 1.0, peers)
+    fine = agree(
+        received, plan.words, legal, many, peers, first.means, overflows=bucket.again.overflows, explain=explain
+    )
+    states = None if bucket.debts is None else bucket.debts.commit(fine, xs, peer.lr, peer.lent)
+    return give_back(fine, xs, peers, states)

@@ -1,4 +1,4 @@
-"""Tensors of a bucket on an accelerator whose wires the network sums, by as many launches as one of them takes."""
+"""Tensors of a bucket whose wires the network sums, by as many launches or calls as one of them takes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from grace.communicators.base import Communicator
-from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
@@ -18,7 +17,7 @@ from grace.contract.learning_rate import Rate, choose_rate, lr_ratio, scale
 from grace.contract.loan import succeed
 from grace.contract.peer import Peer
 from grace.errors import StateError
-from grace.flags.finite import Flag, on_host
+from grace.flags.finite import Flag
 from grace.kernels.finite import all_finite
 
 
@@ -81,10 +80,6 @@ class TwoHops(Communicator):
             return replace(once, payload=None)
         unbiased = once.unbiased and not self.server_memory
         return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
-
-    def _goes_together(self, like: Tensor) -> bool:
-        """True if tensors like this one may go as a batch: those whose means may overflow, where kernels take many tensors."""
-        return not self.compressor.overflows or (not on_host(like.device) and backends.runs_triton(like.device))
 
     def kinds(self, state: Any) -> Any:
         if state is None:

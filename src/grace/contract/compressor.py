@@ -137,11 +137,10 @@ class Compressor(abc.ABC):
 
         ``rng`` is the first one's stream: its step and rank are those of all.
         """
-        dtypes: dict[int, torch.dtype] = many.once((self, "dtypes"), dict)
 
         def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
             wire, finite = self.encode_(x, replace(many.streams[t], step=rng.step), memory, rest)
-            dtypes[t], wire = wire.dtype, wire.contiguous().view(torch.uint8)
+            wire = wire.contiguous().view(torch.uint8)
             check_payload(self, x.shape[1], wire)
             return wire, finite
 
@@ -151,15 +150,16 @@ class Compressor(abc.ABC):
         """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x,
         float32: ``[T]`` bool, which had wires such as a sender writes. ``rng``: as in :meth:`encode_many_`.
         """
-        dtypes: dict[int, torch.dtype] = many.once((self, "dtypes"), dict)
         row = iter(range(len(many)))
 
         def add_up(received: list[Tensor], out: Tensor) -> None:
-            t = next(row) // many.rows
+            t, n = next(row) // many.rows, out.shape[1]
+            dtype = many.once((self, n), lambda: wire_dtype(self, n, rng, out.device))
             shared = replace(many.streams[t], rank=None, salt=0, step=rng.step)
-            self.aggregate_([view_as(wire, dtypes[t]) for wire in received], out, scale, shared)
+            self.aggregate_([view_as(wire, dtype) for wire in received], out, scale, shared)
 
-        return sum_each(rows, many, [self.facts(n).payload or 0 for n in many.sizes], add_up)
+        widths = many.once((self, "widths"), lambda: [self.facts(n).payload or 0 for n in many.sizes])
+        return sum_each(rows, many, widths, add_up)
 
     def put_many_(self, message: Tensor, many: TensorList, rng: Stream, into: TensorList) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its place in the mean of all ranks' ``message [s]`` float32,
@@ -189,6 +189,11 @@ class Compressor(abc.ABC):
     def id(self) -> str:
         """The name that keys its random streams."""
         return type(self).__name__
+
+
+def wire_dtype(compressor: Compressor, n: int, rng: Stream, device: torch.device) -> torch.dtype:
+    """The dtype of wires of n numbers, whatever these are."""
+    return compressor.compress_(torch.zeros(1, n, dtype=torch.float32, device=device), rng, False).dtype
 
 
 def check_payload(compressor: Compressor, n: int, wire: Tensor) -> None:

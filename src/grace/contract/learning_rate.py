@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grace.errors import ConfigurationError
 from grace.flags.capturing import refuse_capture
-from grace.flags.finite import Flag
+from grace.flags.finite import Flag, on_host
 
 Rate: TypeAlias = float | Tensor  # a 0-d float64 tensor where only the device knows
 
@@ -41,8 +41,18 @@ def stack_rates(rates: Sequence[Rate], device: torch.device) -> Tensor:
     :func:`choose_rate` take it too.
     """
     kind = torch.float64
+    if on_host(device):
+        return torch.tensor([float(rate) for rate in rates], dtype=kind, device=device)
     each = (r if isinstance(r, Tensor) else torch.full((), r, dtype=kind, device=device) for r in rates)
     return torch.stack(tuple(each))
+
+
+def choose_rates(finite: Tensor, lr: float, lasts: Sequence[Rate]) -> Sequence[Rate]:
+    """As :func:`choose_rate`, of T tensors: which were ``finite [T]``."""
+    if on_host(finite.device):
+        return [choose_rate(fine, lr, last) for fine, last in zip(finite.tolist(), lasts, strict=True)]
+    chosen = choose_rate(finite, lr, stack_rates(lasts, finite.device))
+    return torch.as_tensor(chosen, dtype=torch.float64, device=finite.device).unbind(0)
 
 
 def choose_rate(finite: Flag, lr: float, last: Rate) -> Rate:

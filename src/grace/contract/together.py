@@ -251,11 +251,11 @@ def can_go_together(xs: Sequence[Tensor], peers: Peers, *, rows: int = 0, anywhe
     if not (peers.memories is not None) == peers.keep_rests == (peers.rests is not None):
         return False
     at = xs[0].get_device()
-    if not all(x.dtype is dtype and x.get_device() == at and x.numel() > 0 for x in xs):
+    if {x.dtype for x in xs} != {dtype} or set(map(Tensor.get_device, xs)) != {at} or not all(map(Tensor.numel, xs)):
         return False
     if rows and not all(x.ndim == 2 and len(x) == rows for x in xs):
         return False
-    if all(x.is_contiguous() for x in xs):
+    if all(map(Tensor.is_contiguous, xs)):
         return True
     return rows > 0 and all(x.stride() == (xs[0].stride(0), 1) for x in xs)
 

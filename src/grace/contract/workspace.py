@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grace.compute import resources
 from grace.flags.capturing import capturing
+from grace.kernels.tensor_list import Rooms
 
 _ALIGN = 64
 _KEPT = 4096
@@ -128,18 +129,23 @@ class Workspace:
 
 def take_rooms(
     workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
-    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
+) -> Rooms:
+    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes: the same where they were before."""
     return take_flat(workspace, sizes, device, dtype)[1]
 
 
 def take_flat(
     workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Rooms]:
     """(all of them with what lies between them ``[N]``, the rooms of :func:`take_rooms`)"""
     padded = padded_sizes(sizes, dtype)
     flat = workspace.take(sum(padded), dtype, device)
-    return flat, [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
+    key = (take_flat, flat.data_ptr(), tuple(sizes))
+    known: tuple[Tensor, Rooms] | None = workspace.kept.get(key)
+    if known is None or known[0] is not flat:
+        rooms = zip(flat.split_with_sizes(padded), sizes, strict=True)
+        known = workspace.kept[key] = flat, Rooms([room[None, :n] for room, n in rooms])
+    return known
 
 
 def padded_sizes(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[int]:

@@ -18,7 +18,7 @@ class Slot:
     __slots__ = ()
 
 
-ROWS, MEMORY, REST, WIRE, STRIDE, STEP, THREADS = (Slot() for _ in range(7))
+ROWS, MEMORY, REST, WIRE, STEP, THREADS = (Slot() for _ in range(6))
 _CPU: Final = torch.device("cpu")
 
 

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from grace.compute import native
-from grace.kernels.call_table import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE
 from grace.kernels.check import numbers, pointers, wire_rows
-from grace.kernels.noting import Blank, Call
-from grace.wire import Gathered
 
 _UINT8, _CPU = torch.uint8, torch.device("cpu")  # globals are found faster than attributes of torch
 LAYOUTS = 4096  # how many a kernel remembers: a model has fewer shapes of tensors
@@ -57,11 +54,6 @@ def encode(
         MemoryError: the kernel got none.
     """
     shape = rows.shape
-    if isinstance(rows, Blank):
-        b = shape[0]
-        given = ROWS, None if memory is None else MEMORY, None if rest is None else REST, b, *layout.sizes
-        tail = layout.tail if b == 1 else (STRIDE, *layout.tail[1:])
-        return rows.note(Call(kernel, (*given, WIRE, *tail, *more, THREADS), layout.width)), True
     at = numbers("rows", rows)
     memory_at = None if memory is None else numbers("memory", memory, shape)
     rest_at = None if rest is None else numbers("rest", rest, shape)
@@ -82,15 +74,7 @@ def decode(kernel: Callable[..., int], layout: Layout, received: Sequence[Tensor
         PayloadError: a wire is not ``[b, w]``.
     """
     (b, n), W = out.shape, len(received)
-    here = type(received) is Gathered and b == 1 and received.width == layout.width and received.dtype is _UINT8
-    if isinstance(out, Blank):
-        if not here or not isinstance(received, Gathered):
-            raise TypeError("calls are noted for wires that stay")
-        out.note(Call(kernel, (received.pointers, W, ROWS, *layout.sizes, *layout.knobs, *more, THREADS), 0))
-        return 0
     at = numbers("out", out)
-    if here and isinstance(received, Gathered):
-        return kernel(received.pointers, W, at, *layout.sizes, *layout.knobs, *more, native.threads())
     addresses, threads = wire_rows(received, b, layout.width), native.threads()
     for row in range(b):
         wires = pointers(addresses[row * W : (row + 1) * W])

@@ -96,7 +96,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
             return (yield from Method.exchange_all(self, xs, states, peers))
         (m,), x = bucket.successors, bucket.numbers
         average_(m, bucket.kept[0], self.mu, x, 1.0)
-        p = take_rooms(workspace, bucket.many.sizes, bucket.many.device)
+        p = list(take_rooms(workspace, bucket.many.sizes, bucket.many.device))
         average_(p, m, self.mu, x, 1.0)
         like = replace(peers.like, lent=Lent(workspace=workspace, applied_as=xs[0].dtype))
         given, inner = bucket.give(p, xs), [state[1] for state in states]

@@ -285,7 +285,7 @@ def _lend_nothing(given: Sequence[Tensor], peers: Peers) -> tuple[list[Tensor], 
     """
     workspace = peers.like.lent.workspace
     assert workspace is not None
-    rests = take_rooms(workspace, [x.numel() for x in given], given[0].device)
+    rests = list(take_rooms(workspace, [x.numel() for x in given], given[0].device))
     memories = lend_nothing(given, workspace)
     like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
     places = [rest.view(x.shape) for rest, x in zip(rests, given, strict=True)]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
-from grace.compute import backends
 from grace.compute.launching import READ
 from grace.contract.knobs import Positive, Share, as_call
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio, stack_rates
@@ -21,12 +20,11 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.errors import CompositionError
 from grace.flags.finite import choose_
-from grace.kernels.call_table import possible
 from grace.kernels.finite import sum_finite
-from grace.kernels.finite.many import Sums
 from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.memories.many import (
     add_many_,
+    adds_many,
     lend_nothing,
     narrow_many_,
     rooms_like,
@@ -156,8 +154,7 @@ class ErrorFeedback(Memory[S]):
             return (yield from self.exchange_into(xs, xs, states, peers))
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
-        on_host = not adds and possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)
-        if not adds and not on_host and not takes_many(xs[0].device):
+        if not adds and not adds_many(xs[0]):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, xs, states, workspace)
@@ -168,9 +165,7 @@ class ErrorFeedback(Memory[S]):
         like = replace(peers.like, lr=None, lent=Lent(keep_rest=not adds, workspace=workspace))
         if adds:
             lending = Peers(like, peers.names, memories, rests, xs)
-        elif on_host or add_many_(xs, memories, rests, workspace):
-            if on_host:
-                _add(xs, memories, rests, workspace)
+        elif add_many_(xs, memories, rests, workspace):
             narrow = xs[0].dtype is not torch.float32
             spares = rooms_like(xs, workspace) if narrow else xs
             lending = Peers(like, peers.names, spares=spares)
@@ -269,20 +264,6 @@ class ErrorFeedback(Memory[S]):
         )
 
 
-def _add(
-    xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
-) -> None:
-    """Sets each rest to x plus the memory, all of one shape: whoever uses that looks for inf and NaN."""
-    sizes = tuple([x.numel() for x in xs])
-    key = (Sums, backends.backend(), sizes)
-    sums = None if workspace is None else workspace.kept.get(key)
-    if sums is None:
-        sums = Sums(sizes, memory=True)
-        if workspace is not None:
-            workspace.kept[key] = sums
-    sums.run(*([tensor.data_ptr() for tensor in each] for each in (xs, memories, rests)))
-
-
 def _keep(
     outs: list[Exchanged[Any]],
     peers: Peers,
@@ -345,6 +326,6 @@ def _are_plain(xs: Sequence[Tensor], peers: Peers, targets: Sequence[Tensor] | N
     """True if a method can add the memories to xs where they are, and means are applied as they come, or as targets."""
     dtype = xs[0].dtype
     applied = dtype if targets is None else targets[0].dtype
-    known = peers.like.lent.applied_as in (None, applied) and all(x.is_contiguous() for x in targets or ())
-    alike = known and all(x.dtype is dtype and x.is_contiguous() for x in xs)
+    known = peers.like.lent.applied_as in (None, applied) and all(map(Tensor.is_contiguous, targets or ()))
+    alike = known and {x.dtype for x in xs} == {dtype} and all(map(Tensor.is_contiguous, xs))
     return alike and (dtype is torch.float32 or all(map(reads_narrow, xs)))

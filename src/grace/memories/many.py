@@ -26,6 +26,13 @@ def takes_many(device: torch.device) -> bool:
     return not on_host(device) and backends.runs_triton(device)
 
 
+def adds_many(x: Tensor) -> bool:
+    """True if memories are added to tensors like this one, of any shape, by one operation for all of them: by one launch on an
+    accelerator, on the host to float32.
+    """
+    return takes_many(x.device) or (on_host(x.device) and x.dtype is torch.float32)
+
+
 def stack_flags(outs: Sequence[Exchanged[Any]], device: torch.device) -> Tensor:
     """``[T]`` bool: which results are finite, without asking the host."""
     return join_flags([_on_device(out.finite, device) for out in outs])
@@ -50,12 +57,12 @@ def put(x: Tensor, place: Tensor) -> None:
 def add_many_(
     xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
 ) -> bool:
-    """Sets each rest to x plus the memory, of one shape and contiguous: one launch.
+    """Sets each rest to x plus the memory, of one shape and contiguous: one launch, or on the host one call.
 
     Returns:
         False if there is no kernel for that here: nothing has changed then.
     """
-    many = _point(add_many_, xs, memories, rests, workspace)
+    many = _point(add_many_, xs, memories, rests, workspace, anywhere=True)
     if many is None:
         return False
     sum_many(many.like, many)
@@ -168,9 +175,11 @@ def _point(
     memories: Sequence[Tensor] | None,
     rests: Sequence[Tensor] | None,
     workspace: Workspace | None,
+    *,
+    anywhere: bool = False,
 ) -> TensorList | None:
-    """These tensors, if kernels for many take them where they are."""
-    if workspace is None or not xs or not takes_many(xs[0].device):
+    """These tensors, if kernels for many take them where they are, with ``anywhere`` also on the host."""
+    if workspace is None or not xs or not (adds_many(xs[0]) if anywhere else takes_many(xs[0].device)):
         return None
     if any(x.numel() == 0 for x in xs) or any(memory.dtype is not torch.float32 for memory in memories or ()):
         return None

@@ -28,17 +28,17 @@ class Turns:
 
     def __init__(self, states: Sequence[Any], free: Sequence[Any]):
         self._sides = (list(states), list(free))
-        self._memories: tuple[list[Tensor], list[Tensor]] = ([s[0] for s in states], [s[0] for s in free])
+        self._memories = tuple([state[0] for state in states]), tuple([state[0] for state in free])
         self._now = 0
         self.sizes = [memory.numel() for memory in self._memories[0]]
 
     @property
-    def memories(self) -> list[Tensor]:
+    def memories(self) -> tuple[Tensor, ...]:
         """The error that is owed for each tensor, like it."""
         return self._memories[self._now]
 
     @property
-    def rests(self) -> list[Tensor]:
+    def rests(self) -> tuple[Tensor, ...]:
         """Room for what will be owed for each tensor, like it."""
         return self._memories[1 - self._now]
 

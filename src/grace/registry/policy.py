@@ -132,7 +132,8 @@ class Policy:
     def of(cls, spec: Policy | Method[Any] | str) -> Policy:
         """A policy as it is; for a method the default: tensors of at most one dimension and tensors under 1,024
         elements go uncompressed, fused into one all-reduce; the method takes the rest. If its memory takes the place of the
-        optimizer's momentum, as that of ``dgc`` does, they have the same momentum: ``none:memory=dgc``.
+        optimizer's momentum, as that of ``dgc`` does, they have the same momentum: ``none:memory=dgc``. ``bf16`` and
+        ``fp16`` over an all-reduce take all tensors, as torch's hooks do.
         """
         if isinstance(spec, Policy):
             return spec

@@ -366,7 +366,7 @@ def test_what_is_explained_says_what_is_different() -> None:
     handle = train(SLOW, steps=120)[0]
     text = str(handle.explain())
     assert "Auto on GPUs has been tested over a device of virtual time, and was not run on a GPU yet" in text
-    assert re.search(r"^  bf16: 51\.6 ms a step measured, 51\.6 predicted$", text, re.M)
+    assert re.search(r"^  bf16: (\d+\.\d) ms a step measured, \1 predicted$", text, re.M)
     assert re.search(r"fp32 until the model is known$", text, re.M)
     assert all(bucket.measured is None for bucket in handle.explain().buckets), "the host's time is none of an exchange"
     document = handle.explain().as_dict()

@@ -59,7 +59,8 @@ def test_it_chooses_loses_nothing_and_says_why(link: dict[str, float]) -> None:
     assert rank_0.explain().compute == pytest.approx(0.1)
     bias, second = list(LIKE).index("bias"), list(LIKE).index("second")
     own = [[(x + y) / 2 for x, y in zip(draw(step, 0), draw(step, 1), strict=True)] for step in range(120)]
-    assert all(torch.equal(mean[bias], plain[bias]) for mean, plain in zip(means, own, strict=True))
+    for name, mean, plain in zip(rank_0.used, means, own, strict=True):  # bf16 rounds what other methods leave as it is
+        assert (mean[bias] - plain[bias]).abs().max() <= (plain[bias].abs().max() / 64 if name == "bf16" else 0)
     owed = (
         sum((handover._session.worker.state.debts()["second"] for handover in (rank_0, rank_1)), torch.zeros(64, 64))
         / 2

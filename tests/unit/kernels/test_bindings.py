@@ -52,7 +52,7 @@ N, B, K = 64, 16, 8
 RNG = Stream(0, "test", "w", 0, 0)
 BOOK = Codebook.of(table("tree"))
 TABLE = (0, 1, 2, 4)
-CALLED_OTHERWISE = {"call_many"}  # tables of calls: tests/unit/kernels/test_noting.py
+CALLED_OTHERWISE = {"call_many"}  # tables of calls: tests/unit/kernels/test_call_table.py
 ANY_DTYPE = {"pack.values"}  # integers of any width; others are copied
 Call = tuple[Callable[..., Any], dict[str, Any]]
 

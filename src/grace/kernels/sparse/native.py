@@ -14,15 +14,13 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
-from grace.kernels.call_table import ROWS, THREADS
+from grace.kernels.call_table import ROWS
 from grace.kernels.calling import LAYOUTS, Layout, encode, new_wire
 from grace.kernels.calling_many import encode_rows, sum_listed
 from grace.kernels.index_codes.fixed import layout, refuse
-from grace.kernels.noting import Blank, Call
 from grace.kernels.sparse import Pairs, TopKPairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.tensor_list import TensorList
-from grace.wire import Gathered
 
 _NOT_FINITE = -1
 native.declare("topk_wire", P, P, P, N, N, N, I, I, I, P, N, I)
@@ -83,20 +81,9 @@ def _same(senders: int, n: int, pairs: TopKPairs) -> _Same:
 def sum_topk(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, weight: float, *, add: bool = False) -> None:
     (b, n), W, narrow = out.shape, len(received), pairs.narrow
     width, values, *same = _same(W, n, pairs)
-    here = type(received) is Gathered and b == 1 and received.width == width and received.dtype is torch.uint8
-    if isinstance(out, Blank):
-        if not here or not isinstance(received, Gathered):
-            raise TypeError("calls are noted for wires that stay")
-        lists = check.pointers([(begin or 0) + values for begin in received.pointers])
-        more = (W, ROWS, n, narrow, weight, add, THREADS)
-        out.note(Call(native.c.sparse_sum, (received.pointers, lists, *same, *more), 0))
-        return
     address = check.numbers("out", out)
-    if here and isinstance(received, Gathered):
-        rows = [list(received.pointers)]
-    else:
-        addresses = check.wire_rows(received, b, width)
-        rows = [addresses[j * W : (j + 1) * W] for j in range(b)]
+    addresses = check.wire_rows(received, b, width)
+    rows = [addresses[j * W : (j + 1) * W] for j in range(b)]
     for j, begins in enumerate(rows):
         lists = check.pointers([begin + values for begin in begins])
         sizes = (W, address + 4 * n * j, n, narrow, weight, add, native.threads())

@@ -33,7 +33,6 @@ from grace.kernels.sparse import (
     sum_sparse,
     sum_topk,
 )
-from grace.wire import Gathered
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
 Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
@@ -98,14 +97,13 @@ def sum_pairs(received: Sequence[Tensor], out: Tensor, pairs: TopKPairs, scale: 
         PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
     """
     (b, n), (k, code, narrow), size = out.shape, pairs, pairs_bytes(out.shape[1], pairs)
-    if not (type(received) is Gathered and b == 1 and received.width == size):
-        for wire in received:
-            width = wire.shape[1]
-            if len(wire) != b or (size is not None and width != size):
-                cut = "truncated " if size is not None and width < size else ""
-                raise PayloadError(
-                    f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
-                )
+    for wire in received:
+        width = wire.shape[1]
+        if len(wire) != b or (size is not None and width != size):
+            cut = "truncated " if size is not None and width < size else ""
+            raise PayloadError(
+                f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
+            )
     if k and size is not None:
         sum_topk(received, out, TopKPairs(k, index_codes.fixed_code(n, k, code), narrow), scale, add=add)
         return

@@ -27,14 +27,21 @@ from grace.flags.capturing import capturing
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["TensorList", "agree_many", "poison_many", "settle_many"]
+__all__ = ["Rooms", "TensorList", "agree_many", "poison_many", "settle_many"]
 
 R = TypeVar("R")
 # Tables that are kept, of 64 bytes a row: gradients may move, and memories wander. Of N buckets of equal shapes each has N + 1
 # (memories, successors) in turn; of 17 buckets of unequal numbers of two shapes, 217.
 SIDES = 512
+ALL_TOLD = "all told"  # the key of what agree_many says where all is as it should be
 _LAUNCHES = 64  # whose marks are made at once
 _EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
+
+
+class Rooms(tuple[Tensor, ...]):
+    """Tensors of any shapes that stay where they are: whoever knows these rooms need not look where they are."""
+
+    __slots__ = ()
 
 
 class TensorList:
@@ -83,6 +90,7 @@ class TensorList:
         self.work: TensorList | None = None
         self.addresses: tuple[list[int], list[int] | None, list[int] | None] = ([], None, None)
         self.gap = (0, 0)
+        self._pointed: Sequence[Sequence[Tensor] | None] = ()
         self._there: _Table | None = None  # the table for these addresses, once it has been asked for
         self._tables: dict[tuple[int, ...], _Table] = {}
         self._made: dict[Hashable, Any] = {}
@@ -104,6 +112,10 @@ class TensorList:
         """``[T]`` bool: all tensors."""
         tensors = len(self._whole_sizes)
         return self.once("all set", lambda: torch.ones(tensors, dtype=torch.bool, device=self.device))
+
+    def all_are_told(self, told: Tensor) -> bool:
+        """True if the host knows that nothing in ``told [3, T]`` bool, of :func:`agree_many`, is not set."""
+        return told is self._made.get(ALL_TOLD)
 
     def marks(self, each: int = 1) -> Marks:
         """So many marks for each row, row after row: none is handed out twice. They are made for many launches at once, but
@@ -148,6 +160,9 @@ class TensorList:
         have been there; False if they would have to while work is captured, and then nothing has changed.
         ``stride``: numbers from a row of an x ``[b, n_t]`` to the next, if these are not contiguous; they are only read then.
         """
+        given = xs, memories, rests
+        if not stride and _are_the_same(given, self._pointed):
+            return True
         parts = [x.data_ptr() for x in xs], _addresses(memories), _addresses(rests)
         gap = (stride, xs[0].element_size()) if stride else (0, 0)
         if self._on_device:
@@ -165,6 +180,7 @@ class TensorList:
         self.xs = _InRows(xs, self._whole_sizes)
         self.memories = None if memories is None else _InRows(memories, self._whole_sizes)
         self.rests = self.xs if rests is xs else None if rests is None else _InRows(rests, self._whole_sizes)
+        self._pointed = given
         return True
 
     @property
@@ -307,6 +323,14 @@ class _Table(NamedTuple):
     words: Tensor
     even: bool
     in_place: bool
+
+
+def _are_the_same(given: Sequence[Sequence[Tensor] | None], known: Sequence[Sequence[Tensor] | None]) -> bool:
+    """True if these are the rooms that are known, and nothing else is among them."""
+    for new, old in zip(given, known, strict=False):
+        if new is not old or not (new is None or type(new) is Rooms):
+            return False
+    return len(known) > 0
 
 
 def _addresses(xs: Sequence[Tensor] | None) -> list[int] | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grace.flags.finite import on_host
-from grace.kernels.tensor_list import TensorList
+from grace.kernels.tensor_list import ALL_TOLD, TensorList
 
 
 def poison_many(flags: Tensor, many: TensorList) -> Any:
@@ -33,12 +33,16 @@ def agree_many(
         return NotImplemented
     headers = rows.view(torch.int32)[:, words]  # [W, T]
     right = headers == good
-    if legal is many.all_set and (kept is None or kept is many.all_set) and bool(right.all()):
-        return many.once("all told", lambda: many.all_set.expand(3, -1)), headers
+    if bool(right.all()) and all(x is None or x is many.all_set or bool(x.all()) for x in (legal, kept)):
+        return many.once(ALL_TOLD, lambda: many.all_set.expand(3, -1)), headers
     finite, known = right.all(dim=0), (right | (headers == good + 1)).all(dim=0)
     fine = finite & legal if kept is None else finite & legal & kept
     _fill(fine, many, 0.0 if clear else math.nan)
     return torch.stack((fine, known, legal | ~finite)), headers
+
+
+def settle_many(flags: Tensor, many: TensorList, *, drops: bool = True) -> Any:
+    return None if on_host(many.device) and bool(flags.all()) else NotImplemented
 
 
 def _fill(flags: Tensor, many: TensorList, value: float) -> None:

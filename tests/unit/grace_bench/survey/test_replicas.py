@@ -95,7 +95,7 @@ def test_a_run_that_diverges_ends_on_all_workers():
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "message"),
     [
         ("torch_post_local_sgd:every=2", r"torch_post_local_sgd:every=2 runs over torch\.distributed alone"),
         ("no-communication", "the survey runs methods in torch, not 'no-communication'"),
@@ -104,8 +104,8 @@ def test_a_run_that_diverges_ends_on_all_workers():
         ("diloco:every=2,method=(topk:ratio=7)", "ratio=7"),
     ],
 )
-def test_what_cannot_run_here_is_told_before_anything_runs(tmp_path, method, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_what_cannot_run_here_is_told_before_anything_runs(tmp_path, method, message):
+    with pytest.raises(ConfigurationError, match=message):
         read_plan(plan(tmp_path, PLAN.replace(LOOP, method)))
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         run(method)
