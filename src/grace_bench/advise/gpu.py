@@ -6,27 +6,22 @@ seconds of a document of ``grace bench codecs --device cuda``, which says nothin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from grace.auto.choices import Buckets
 from grace.collectives import Tally, split_kind
 from grace.compute import resources
-from grace.errors import ConfigurationError, InputError
+from grace.errors import ConfigurationError
 from grace.predict.probe import DeviceMeter
 from grace.predict.rates import ON_DEVICE, TENSORS, TRACED, Rate, Rater, Sample
 from grace.predict.replay import Replay
 from grace.predict.timeline import wire_bytes
 from grace.registry import method as make_method
 from grace.run.streams import CudaStreams
-from grace_bench.codecs.bench import SCHEMA, VERSION
-from grace_bench.codecs.break_even import codec_seconds
-from grace_bench.codecs.clock import ADD
-from grace_bench.devices import device_of, name_device
+from grace_bench.devices import CodecTimes, device_of, name_device
 
 Rates: TypeAlias = Callable[[str, int], Rate]
 _ADDS = 5
@@ -115,28 +110,14 @@ def of_machine(
 
 
 def of_document(
-    shapes: Mapping[str, tuple[int, ...]], buckets: Sequence[Sequence[str]], path: Path, workers: Sequence[int]
-) -> tuple[GPUReplayer, list[str]]:
-    """The same by a document of ``grace bench codecs --device cuda``, and its methods.
+    shapes: Mapping[str, tuple[int, ...]], buckets: Sequence[Sequence[str]], codecs: CodecTimes, workers: Sequence[int]
+) -> GPUReplayer:
+    """The same by what a document of ``grace bench codecs --device cuda`` says.
 
     Raises:
-        InputError: it is none. ConfigurationError: it is of another number of workers.
+        ConfigurationError: it is of another number of workers.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if (document["schema"], document["version"]) != (SCHEMA, VERSION):
-            raise ValueError(
-                f"schema {document['schema']!r}, version {document['version']!r}; legal: {SCHEMA!r}, {VERSION}"
-            )
-        device, world = str(document["environment"]["device"]), int(document["plan"]["workers"])
-        if device == "cpu":
-            raise ValueError("it was measured on a processor; legal: a document of --device cuda")
-        times, add = _times_of(document)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise InputError(
-            f"{path} has no codecs of a GPU ({type(error).__name__}: {error}); grace bench codecs --device cuda --out FOLDER "
-            "writes FOLDER/codecs.json"
-        ) from error
+    path, device, world, times, add = codecs
     if set(workers) != {world}:
         raise ConfigurationError(
             f"advise: workers={','.join(map(str, workers))}, and {path} was measured with what {world} workers send; "
@@ -154,24 +135,7 @@ def of_document(
         return Rate(world, (codec, *[(0.0, 0.0)] * len(traced.moved)), traced.moved, host=(0.0, 0.0))
 
     told = f"codecs as in {path.name}, measured on {device}; {EXTRAPOLATED[1]}; {ASSUMED}"
-    return GPUReplayer(shapes, buckets, _cached(rate), add, device, told), list(times)
-
-
-def _times_of(document: Mapping[str, Any]) -> tuple[dict[str, dict[int, float]], float]:
-    """Seconds of the GPU's for encoding and decoding, by method and size; and those of ``y.add_(x)`` for a number."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in document["rows"]:
-        found.setdefault((str(row["method"]), int(row["size"])), {})[row["operation"]] = row
-    times: dict[str, dict[int, float]] = {}
-    for (name, size), operations in found.items():
-        seconds = codec_seconds(name, operations, "busy_microseconds")
-        if seconds is not None:
-            times.setdefault(name, {})[size] = seconds
-    if "bf16" not in times:
-        raise ValueError("bf16 is missing, with which others are compared")
-    adds = [row for row in document["yardsticks"] if row["operation"] == ADD]
-    last = max(adds, key=lambda row: int(row["size"]))
-    return times, 1e-6 * float(last["microseconds"]) / int(last["size"])
+    return GPUReplayer(shapes, buckets, _cached(rate), add, device, told)
 
 
 def _cached(rate: Rates) -> Rates:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from grace.compute import resources
 from grace.errors import ConfigurationError, out_of_range
@@ -19,6 +18,7 @@ from grace_bench.advise.advice import BASELINES, Advice, against_baselines, cand
 from grace_bench.advise.gpu import GPUReplayer, of_document, of_machine
 from grace_bench.advise.loops import cost_of
 from grace_bench.advise.subject import AdvisedModel
+from grace_bench.devices import CodecTimes
 from grace_bench.runs.algorithms import find_algorithm
 
 # Times what a step of the better of fp32 and bf16 leaves of the processor: a codec that takes more cannot pay.
@@ -39,7 +39,7 @@ def advise(
     samples: int = 5,
     patience: float = 10.0,
     device: str = "cpu",
-    codecs: Path | None = None,
+    codecs: CodecTimes | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Advice, Callable[[str, Link, int], float]]:
     """The advice, and a function (method, link, workers) -> seconds of a step, for figures.
@@ -57,7 +57,7 @@ def advise(
         patience: seconds that one may take. What takes far more of the processor than steps of fp32 and bf16 leave, on all
             links, is not measured to its end.
         device: cpu, or cuda: what codecs run on. A step is not measured there, but given.
-        codecs: a document of ``grace bench codecs --device cuda``, instead of a GPU; methods are then those of the document.
+        codecs: what a document of ``grace bench codecs --device cuda`` says, not a GPU here; it has the methods.
         tell: is told what is being measured, and how many methods there are.
 
     Raises:
@@ -129,7 +129,7 @@ def _cost_here(replayer: Replayer, method: Policy | str) -> Cost:
 
 def _on_gpu(
     subject: AdvisedModel, workers: Sequence[int], methods: Sequence[str] | None, step_ms: float | None, samples: int,
-    device: str, codecs: Path | None,
+    device: str, codecs: CodecTimes | None,
 ) -> tuple[GPUReplayer, Sequence[str] | None]:  # fmt: skip
     """The replays on a GPU, and the methods that are asked about."""
     if device == "cpu":
@@ -137,11 +137,11 @@ def _on_gpu(
     if codecs is None:
         gpu = of_machine(subject.shapes, subject.buckets, device, samples)
     else:
-        gpu, known = of_document(subject.shapes, subject.buckets, codecs, workers)
+        gpu, known = of_document(subject.shapes, subject.buckets, codecs, workers), list(codecs.times)
         missing = [name for name in methods or () if name not in (*BASELINES, *known)]
         if missing:
             raise ConfigurationError(
-                f"advise: {codecs} has not measured {', '.join(missing)}; legal: {', '.join(known)}"
+                f"advise: {codecs.path} has not measured {', '.join(missing)}; legal: {', '.join(known)}"
             )
         methods = known if methods is None else methods
     if step_ms is None:

@@ -19,6 +19,7 @@ from grace_bench.advise.gpu import GPUReplayer, of_document
 from grace_bench.advise.run import advise
 from grace_bench.advise.show import view
 from grace_bench.advise.subject import AdvisedModel
+from grace_bench.codecs.break_even import read_times
 from grace_bench.codecs.clock import ADD
 from tests.unit.cli.test_app import call
 
@@ -59,8 +60,9 @@ def written(folder: Path, **changes: Any) -> Path:
 
 def test_a_document_says_what_the_device_takes(tmp_path: Path) -> None:
     buckets = [["second"], ["bias", "first"]]
-    replayer, methods = of_document(SHAPES, buckets, written(tmp_path), [4])
-    assert methods == ["bf16", "qsgd:bits=4"]
+    codecs = read_times(written(tmp_path))
+    replayer = of_document(SHAPES, buckets, codecs, [4])
+    assert list(codecs.times) == ["bf16", "qsgd:bits=4"]
     replay = replayer.run("qsgd:bits=4", 4)
     add = replayer.add_seconds / sum(torch.Size(shape).numel() for shape in SHAPES.values())
     assert add == pytest.approx(1e-11)
@@ -73,7 +75,7 @@ def test_a_document_says_what_the_device_takes(tmp_path: Path) -> None:
 
 def test_advice_by_a_document_names_what_is_assumed(tmp_path: Path) -> None:
     advice, seconds = advise(
-        SUBJECT, [link("1gbit"), link("400gbit")], [4], step_ms=5, device="cuda", codecs=written(tmp_path)
+        SUBJECT, [link("1gbit"), link("400gbit")], [4], step_ms=5, device="cuda", codecs=read_times(written(tmp_path))
     )
     slow, fast = advice.tables
     assert {row.method for row in slow.rows} == {"none", "bf16", "qsgd:bits=4"}
@@ -115,15 +117,15 @@ def test_a_host_that_issues_for_longer_than_the_device_works_decides() -> None:
 )
 def test_other_documents_are_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"codecs.json has no codecs of a GPU") as error:
-        of_document(SHAPES, [["first"]], written(tmp_path, **changes), [4])
+        read_times(written(tmp_path, **changes))
     assert why in str(error.value)
 
 
 def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path)
+    codecs = read_times(written(tmp_path))
 
     def ask(match: str, **arguments: Any) -> None:
-        given: dict[str, Any] = {"step_ms": 5, "device": "cuda", "codecs": path, **arguments}
+        given: dict[str, Any] = {"step_ms": 5, "device": "cuda", "codecs": codecs, **arguments}
         with pytest.raises(ConfigurationError, match=match):
             advise(SUBJECT, [link("1gbit")], given.pop("workers", [4]), **given)
 
