@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,6 +19,18 @@ class Placement(NamedTuple):
 
     device: torch.device
     backend: Literal["gloo", "nccl"]
+
+
+class CodecTimes(NamedTuple):
+    """Times of codecs on a GPU, from a document. path: of it. device: name of the GPU. workers: whose payloads are decoded.
+    times: seconds, by method and size. add: seconds of ``y.add_(x)`` for a number.
+    """
+
+    path: Path
+    device: str
+    workers: int
+    times: dict[str, dict[int, float]]
+    add: float
 
 
 ON_CPU = Placement(torch.device("cpu"), "gloo")

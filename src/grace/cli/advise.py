@@ -36,6 +36,15 @@ def advise(
         float | None, typer.Option("--step-ms", help="A step without communication; measured here without it.")
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="With --task: samples of one worker.")] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: codecs are timed on this machine's GPU; needs --step-ms.")
+    ] = "cpu",
+    codecs: Annotated[
+        Path | None,
+        typer.Option(
+            "--codecs", help="With --device cuda: codecs.json of grace bench codecs --device cuda, not a GPU here."
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Timed exchanges of each method, at most.")] = 5,
     out: Annotated[Path | None, typer.Option("--out", help="A figure: .svg or .html.")] = None,
     as_json: Json = False,
@@ -51,6 +60,7 @@ def advise(
     from grace_bench.advise.run import advise as ask
     from grace_bench.advise.show import KINDS, draw, view
     from grace_bench.advise.subject import of_model, of_task
+    from grace_bench.codecs.break_even import read_times
     from grace_bench.report.render import check_kind
 
     if (model is None) == (task is None):
@@ -62,7 +72,8 @@ def advise(
     subject = of_task(task, batch) if task is not None else of_model(str(model))
     advice, seconds = ask(
         subject, chosen, counts, methods=None if methods is None else parse_methods(methods), step_ms=step_ms, cores=cores,
-        samples=samples, tell=lambda text: typer.echo(f"measuring {text}", err=True),
+        samples=samples, device=device, codecs=None if codecs is None else read_times(codecs),
+        tell=lambda text: typer.echo(f"measuring {text}", err=True),
     )  # fmt: skip
     if out is not None:
         for path in draw(advice, seconds, out):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,11 +22,12 @@ from grace.collectives import Tally, split_kind
 from grace.predict.links import Link
 from grace.predict.probe import Timings
 from grace.predict.replay import Replay
-from grace.predict.timeline import Phase, hops, play, wire_bytes
+from grace.predict.timeline import Host, Phase, hops, play, wire_bytes
 
 REPLAYED = (2, 4, 8)  # workers
 MOST_WORKERS = 1024
 HOP = 150e-6  # seconds of a message of no bytes over gloo, beyond the link's latency
+NCCL_HOP, NCCL_CALL = 10e-6, 30e-6  # the same over NCCL, assumed; and of the host for a collective
 # Processor time of moving a byte, in the time that y.add_(x) takes for a number, as the suite's probe finds it for gloo over
 # TCP. A gather copies each wire more often than a sum does, and gloo adds numbers of half the width one by one.
 _MOVING = {"AllReduce": 2.2, "ReduceScatter": 2.2, "AllGather": 4.0, "AllToAll": 2.0, "Broadcast": 2.0, "Permute": 2.0}
@@ -50,13 +51,15 @@ class Assumed:
 
     Attributes:
         link: of each worker. lines: other links, along axes of a grid.
-        add: seconds of ``y.add_(x)`` for a number. hop: of a message of no bytes, beyond the link's latency.
+        add: seconds of ``y.add_(x)`` for a number. hop: of a message of no bytes, beyond the link's latency. call: of a GPU's
+            host, for a collective.
     """
 
     link: Link
     add: float
     hop: float = HOP
     lines: Mapping[str, Link] = field(default_factory=dict)
+    call: float = 0.0
 
     def move(self, kind: str, tally: Tally, world: int) -> Phase:
         """See :class:`Carrier`."""
@@ -68,8 +71,8 @@ class Assumed:
         return cpu, wait + max(moved * link.seconds_per_byte, cpu)
 
     def issue(self, kind: str) -> float:
-        """See :class:`Carrier`: nothing is known of it."""
-        return 0.0
+        """See :class:`Carrier`."""
+        return self.call
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Step:
         cores: of one worker.
         add: seconds of ``y.add_(x)`` for a number.
         copies: what is done beside the codec to put gradients into buckets, in ``y.add_(x)``.
+        host: of a GPU, without what it issues; ``cores`` is then 1, the GPU. None: a processor.
     """
 
     seconds: float
@@ -110,6 +114,7 @@ class Step:
     cores: float
     add: float
     copies: float = COPIES
+    host: Host | None = None
 
     @property
     def threads(self) -> int:
@@ -123,6 +128,8 @@ class Step:
 
     def over(self, link: Link) -> Assumed:
         """The network of these links, on machines like this one."""
+        if self.host is not None:
+            return Assumed(link, 0.0, NCCL_HOP, call=NCCL_CALL)
         return Assumed(link, self.add)
 
 
@@ -154,7 +161,12 @@ class Cost:
 
     def seconds(self, step: Step, network: Carrier, world: int) -> float:
         """Seconds of a step."""
-        return play(step.compute, step.threads, step.cores, step.ready, self.jobs(step, network, world))
+        jobs, host = self.jobs(step, network, world), step.host
+        if host is not None:
+            replay = self.at(world)
+            calls = [sum(moved[kind].count * network.issue(kind) for kind in moved) for moved in replay.moved]
+            host = replace(host, issues=[own + more for own, more in zip(replay.host, calls, strict=True)])
+        return play(step.compute, step.threads, step.cores, step.ready, jobs, host, urgent=host is not None)
 
     def codec_seconds(self, step: Step, world: int) -> float:
         """Processor seconds of a step's encoding, decoding and machinery."""
@@ -223,4 +235,5 @@ def infer(replays: Sequence[Replay], world: int) -> Replay:
             axis = split_kind(kind)[2]
             if tally.count:
                 sent += tally.count * wire_bytes(kind, tally.bytes / tally.count, axes[axis] if axis else world)
-    return Replay(world, codec, tuple(moved), sent, all(replay.whole for replay in replays), axes)
+    return Replay(world, codec, tuple(moved), sent, all(replay.whole for replay in replays), axes,
+                  replays[-1].host)  # fmt: skip

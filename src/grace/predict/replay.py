@@ -65,6 +65,7 @@ class Replay:
     moved: the collectives of each bucket, by kind. sent: bytes that this worker sends.
     whole: whether all buckets were exchanged; if not, the others were taken to cost as much for each number.
     axes: of the grid on which the workers lie, and how many there are along each.
+    host: on a GPU, seconds of its host for issuing each bucket, without what collectives cost it; empty: a processor.
     """
 
     world: int
@@ -73,6 +74,7 @@ class Replay:
     sent: float
     whole: bool = True
     axes: Mapping[str, int] = field(default_factory=dict)
+    host: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

@@ -103,6 +103,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         cores: of each worker. ready: when each bucket is ready, as shares of the step.
         add_ns: what ``y.add_(x)`` takes for a number, to which all processor times are tied.
         busy: whether the machine had other work when this was measured. load: processes that wanted to run; null: unknown.
+        device: what codecs ran on: "cpu", or the name of a GPU. note: of a GPU, what is measured, extrapolated and assumed.
     """
 
     schema: Literal["grace.advice"] = "grace.advice"
@@ -118,6 +119,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool
     load: float | None
     tables: list[AdviceTable]
+    device: str = "cpu"
+    note: str = ""
 
 
 def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> AdviceTable:

@@ -32,12 +32,14 @@ _KINDS = {"its codec": "codec too slow", "sends": "too many bytes", "the link": 
 def view(advice: Advice) -> RenderableType:
     """All tables, and notes on how to read them."""
     measured = "measured here" if advice.measured else "as given"
+    where = f"{advice.cores:g} cores" if advice.device == "cpu" else advice.device
     head = (
         f"{advice.model}: {advice.parameters:,} parameters in {len(advice.buckets)} buckets; a step without communication "
-        f"{advice.step_ms:.3g} ms ({measured}), {advice.cores:g} cores for each worker"
+        f"{advice.step_ms:.3g} ms ({measured}), {where} for each worker"
     )
     note = (
-        "Predicted, not measured: codecs were timed here, on a processor, in ms; the network is the link model's. Shown: "
+        f"Predicted, not measured: {advice.note or 'codecs were timed here, on a processor, in ms'}; the network is the link "
+        "model's. Shown: "
         "what pays, and the baselines; --json has all. Pays below: the link speed below which it beats the better of fp32 and "
         "bf16. Learns: what the survey's runs say, with the task where it did worst beside fp32; runs: seeds there, of all. "
         "Steps: times bf16's to its quality, at most."

@@ -8,12 +8,15 @@ backward pass.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from grace.collectives import NARROW, Tally
+from grace.errors import InputError
 from grace.predict.break_even import break_even
 from grace.predict.costs import Cost, Step
 from grace.predict.links import Link
@@ -21,11 +24,12 @@ from grace.predict.rates import moved_by
 from grace.predict.replay import Replay
 from grace.predict.timeline import wire_bytes
 from grace.registry import method
-from grace_bench.codecs.bench import Bench, Row, short
+from grace_bench.codecs.bench import SCHEMA, VERSION, Bench, Row, short
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.cases import variants
 from grace_bench.codecs.clock import ADD, DECODE, ENCODE, FEEDBACK
 from grace_bench.codecs.plan import YARDSTICKS, CodecPlan, by_family
+from grace_bench.devices import CodecTimes
 
 CAST = "bf16"  # always measured: an all-reduce in bf16 includes the cast
 
@@ -91,13 +95,13 @@ class BreakEvenBench(Bench):
         rows = []
         for (name, size, count), operations in groups.items():
             cast, add = groups.get((CAST, size, count), {}), adds.get((size, count))
-            codec = _codec_seconds(name, operations)
+            codec = codec_seconds(name, operations)
             if (name, size) in self._moved and codec is not None and add is not None:
                 step, workers = step_of(size, count, add / size), self.plan.workers
                 half = {f"AllReduce{NARROW}": Tally(1, 2 * size)}
                 dense = {
                     "fp32": Exchange(0.0, {"AllReduce": Tally(1, 4 * size)}, step, workers),
-                    CAST: Exchange(_codec_seconds(CAST, cast) or 0.0, half, step, workers),
+                    CAST: Exchange(codec_seconds(CAST, cast) or 0.0, half, step, workers),
                 }
                 row = self._row(Exchange(codec, self._moved[name, size], step, workers), dense)
                 rows.append({"method": name, "size": size, "threads": count, **row})
@@ -122,9 +126,49 @@ class BreakEvenBench(Bench):
         return {**out, "links": links}
 
 
-def _codec_seconds(name: str, operations: dict[str, Row]) -> float | None:
+def codec_seconds(name: str, operations: Mapping[str, Row], column: str = "microseconds") -> float | None:
     """Encoding, with error feedback where the recipe has a memory, and decoding; None if one was not measured."""
     wanted = ENCODE if method(name) == variants(name)[0] or FEEDBACK not in operations else FEEDBACK
     if wanted not in operations or DECODE not in operations:
         return None
-    return sum(float(operations[operation]["microseconds"]) for operation in (wanted, DECODE)) / 1e6
+    return sum(float(operations[operation][column]) for operation in (wanted, DECODE)) / 1e6
+
+
+def read_times(path: Path) -> CodecTimes:
+    """The times of a document of ``grace bench codecs --device cuda``.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if (document["schema"], document["version"]) != (SCHEMA, VERSION):
+            raise ValueError(
+                f"schema {document['schema']!r}, version {document['version']!r}; legal: {SCHEMA!r}, {VERSION}"
+            )
+        device, workers = str(document["environment"]["device"]), int(document["plan"]["workers"])
+        if device == "cpu":
+            raise ValueError("it was measured on a processor; legal: a document of --device cuda")
+        return CodecTimes(path, device, workers, *_times_of(document))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(
+            f"{path} has no codecs of a GPU ({type(error).__name__}: {error}); grace bench codecs --device cuda --out FOLDER "
+            "writes FOLDER/codecs.json"
+        ) from error
+
+
+def _times_of(document: Mapping[str, Any]) -> tuple[dict[str, dict[int, float]], float]:
+    """Seconds of the GPU's for encoding and decoding, by method and size; and those of ``y.add_(x)`` for a number."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in document["rows"]:
+        found.setdefault((str(row["method"]), int(row["size"])), {})[row["operation"]] = row
+    times: dict[str, dict[int, float]] = {}
+    for (name, size), operations in found.items():
+        seconds = codec_seconds(name, operations, "busy_microseconds")
+        if seconds is not None:
+            times.setdefault(name, {})[size] = seconds
+    if "bf16" not in times:
+        raise ValueError("bf16 is missing, with which others are compared")
+    adds = [row for row in document["yardsticks"] if row["operation"] == ADD]
+    last = max(adds, key=lambda row: int(row["size"]))
+    return times, 1e-6 * float(last["microseconds"]) / int(last["size"])

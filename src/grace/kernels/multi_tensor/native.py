@@ -36,12 +36,8 @@ def pad_many(storage: Tensor, many: TensorList, rooms: TensorList) -> Any:
         sources += given
         targets += there
         ends += [there[t] + 4 * n for t, n, _ in tails]
-    _copy(
-        many,
-        sizes,
-        [*sources, *[native.address("zeros", zeros, torch.float32, zeros.numel())] * len(ends)],
-        [*targets, *ends],
-    )
+    blank = native.address("zeros", zeros, torch.float32, zeros.numel())
+    _copy(many, sizes, [*sources, *[blank] * len(ends)], [*targets, *ends])
     return None
 
 
