@@ -80,7 +80,7 @@ FLAG, BIAS = 4, 128  # bytes of the one flag, and of the bias, which goes as it 
     ("method", "bytes_by_hand"),
     [
         ("none", [(1.5, 64 * 64 * 4), (1.5, BIAS)]),  # sums: a ring of 4 sends 2 * 3/4 of their bytes
-        ("bf16", [(1.5, 64 * 64 * 2), (1.5, BIAS), (1.5, FLAG)]),
+        ("bf16", [(1.5, 64 * 64 * 2), (1.5, BIAS), (1.5, 2 * FLAG)]),
         ("fp8:block=128", [(3, 64 * 64 + 32 * 4), (1.5, BIAS), (1.5, FLAG)]),  # a gather: to three others
         ("qsgd:bits=4,bucket=512,communicator=scatterreduce", [(3, 2 * (1024 // 2 + 2 * 4)), (1.5, BIAS), (1.5, FLAG)]),
         ("powersgd:rank=2", [(1.5, 2 * 64 * 4), (1.5, 2 * 64 * 4), (1.5, BIAS), (1.5, FLAG)]),

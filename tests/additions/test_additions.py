@@ -80,10 +80,14 @@ def test_an_addition_alone(name: str, tmp_path: Path) -> None:
 
 
 def _files_that_name(word: str) -> set[str]:
-    """Sources with the kernel's name, and bindings that declare or call it: others may call an operation of its name."""
+    """Sources with the kernel's name, and bindings that declare or call it: others may call an operation of its name, or have
+    tables of its calls.
+    """
     sources = [file for file in (ROOT / "native").rglob("*") if file.suffix in (".cc", ".h")]
     bindings = list((ROOT / "src/grace").rglob("native.py"))
-    named = [(file, rf"\b{word}\b") for file in sources] + [(file, rf'"{word}"|\bc\.{word}\b') for file in bindings]
+    named = [(file, rf"\b{word}\b") for file in sources] + [
+        (file, rf'(?<!_call\(factors, )"{word}"|\bc\.{word}\(') for file in bindings
+    ]
     return {str(file.relative_to(ROOT)) for file, pattern in named if re.search(pattern, file.read_text())}
 
 

@@ -115,7 +115,7 @@ def test_all_ranks_have_the_same_weights_and_send_what_is_planned(three: Pool, s
     results = three.run(learn, "fsdp", spec, "")
     assert len({out for out, *_ in results}) == 1
     for _, planned, moved in results:
-        assert planned <= moved <= planned + 24, "what travels as one is aligned"
+        assert planned <= moved <= planned + 32, "what travels as one is aligned"
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd", "signsgd", "topk:memory=ef21"])

@@ -455,8 +455,8 @@ class EarlyQ(PowerSGD):
         try:
             op = next(run)
             while True:
-                if state is not None and op.buf.shape == state.mT.shape:
-                    state.copy_(op.buf.mT)
+                if state is not None and op.buf.numel() == state.numel():
+                    state.copy_(op.buf.view(state.mT.shape).mT)
                 op = run.send((yield op))
         except StopIteration as stop:
             result: Exchanged[Any] = stop.value

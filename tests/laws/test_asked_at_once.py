@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
-from grace.flags.finite import cpu_as_accelerator
+from grace.flags.finite import ask_host, cpu_as_accelerator
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
@@ -111,6 +111,6 @@ def test_answers_for_other_tensors_are_told(spec: str, monkeypatch: pytest.Monke
 
 def test_a_question_for_each_tensor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = importlib.import_module("grace.methods.gradiveq")
-    monkeypatch.setattr(module, "ask_host_of_all", lambda flags: list(map(module.ask_host, flags)))
+    monkeypatch.setattr(module, "ask_host_of_all", lambda flags: list(map(ask_host, flags)))
     with pytest.raises(CAUGHT):
         test_the_host_is_asked_once_for_a_bucket(list(SPECS)[-1], monkeypatch)

@@ -93,10 +93,16 @@ def _replace(module: str, name: str, make: Callable[[Any], Callable[..., Any]]) 
 
 def _round_to_default() -> None:
     """A factor whose dtype is torch's default."""
-    _replace(
-        "grace.kernels.low_rank.native", "project_rows",
-        lambda right: lambda *args: right(*args).to(torch.get_default_dtype()).float(),
-    )  # fmt: skip
+
+    def make(right: Callable[..., Any]) -> Callable[..., Any]:
+        def project(message: torch.Tensor, *args: Any) -> Any:
+            out = right(message, *args)
+            message.copy_(message.to(torch.get_default_dtype()))
+            return out
+
+        return project
+
+    _replace("grace.kernels.low_rank.grouped.native", "project_rows_many", make)
 
 
 def _wire_on_default_device() -> None:

@@ -159,11 +159,11 @@ def read_times(path: Path) -> CodecTimes:
 
 def _times_of(document: Mapping[str, Any]) -> tuple[dict[str, dict[int, float]], float]:
     """Seconds of the GPU's for encoding and decoding, by method and size; and those of ``y.add_(x)`` for a number."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    operations_of: dict[tuple[str, int], dict[str, Any]] = {}
     for row in document["rows"]:
-        found.setdefault((str(row["method"]), int(row["size"])), {})[row["operation"]] = row
+        operations_of.setdefault((str(row["method"]), int(row["size"])), {})[row["operation"]] = row
     times: dict[str, dict[int, float]] = {}
-    for (name, size), operations in found.items():
+    for (name, size), operations in operations_of.items():
         seconds = codec_seconds(name, operations, "busy_microseconds")
         if seconds is not None:
             times.setdefault(name, {})[size] = seconds

@@ -68,7 +68,7 @@ class ReplayedStep(Case):
             self.answers = []
             self.state = clone_state(states[0])
             runs: list[Exchange[Exchanged[Any]]] = [
-                self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
+                self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, Workspace(), step))
                 for worker in workers
             ]
             runs[0] = watch(runs[0], hear=self._keep)
@@ -83,7 +83,7 @@ class ReplayedStep(Case):
         x = self.buffers.x.clone() if worker == 0 else self.buffers.gradient(worker)
         return x.view(-1)[: m * l].view(m, l)
 
-    def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
+    def _peer(self, rank: int, workspace: Workspace, step: int = 1) -> Peer:
         return Peer(rank, self.buffers.workers, step=step, name="weight", lent=Lent(workspace=workspace))
 
 

@@ -111,7 +111,7 @@ def _are_plain(many: TensorList) -> bool:
 
 
 def _flags(finite: list[int]) -> Tensor:
-    return torch.tensor(finite, device="cpu") != 0
+    return torch.tensor(finite, dtype=torch.int64, device="cpu") != 0
 
 
 def _copy(many: TensorList, sizes: Sequence[int], sources: list[int], targets: list[int]) -> None:

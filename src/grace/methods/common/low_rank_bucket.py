@@ -135,7 +135,11 @@ class LowRankPlan:
         self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
         self.at = [i for i, of in enumerate(sides) if of is not None]
         self.sides = [of for of in sides if of is not None]
-        self.message, self.pieces, self.rooms = torch.empty(0), list[Tensor](), list[Tensor]()
+        self.message, self.pieces, self.rooms = (
+            torch.empty(0, dtype=torch.float32, device=device),
+            list[Tensor](),
+            list[Tensor](),
+        )
         self._storage_at: int | None = None
         self.furnish(())
 
