@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ def round_many(message: Tensor, many: TensorList, rounded: TensorList, weight: f
         return NotImplemented
     products = torch._foreach_mul(list(many.xs), weight)
     torch._foreach_copy_(list(rounded.xs), products)
-    if bool(message.isfinite().all()):
+    if math.isfinite(message.sum(dtype=torch.float32).item()):  # one pass; what overflows is looked at again
         return many.all_set
     return torch.stack([product.isfinite().all() for product in products])
 
@@ -100,7 +101,7 @@ def widen_many(message: Tensor, rounded: TensorList, many: TensorList) -> Any:
         return NotImplemented
     message.add_(0.0)
     torch._foreach_copy_(list(many.xs), list(rounded.xs))
-    if bool(message.isfinite().all()):
+    if math.isfinite(message.sum(dtype=torch.float32).item()):  # one pass; what overflows is looked at again
         return many.all_set
     return torch.stack([x.isfinite().all() for x in many.xs])
 
